@@ -1,0 +1,92 @@
+"""Assertions that hold a response of `/generate` against the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from reference import Reference
+from torch import Tensor
+
+TOLERANCE = 1e-3  # |difference of log-probability|, in float32
+
+Response = Mapping[str, Any]
+
+
+def expected(reference: Reference, tokens: Sequence[int], adapter: str | None, scheme: str = "icarus") -> Tensor:
+    """Log-probabilities [L, V] after each of `tokens` under `scheme`."""
+    logprobs = reference.conventional if scheme == "nonshared" else reference.icarus
+    return logprobs(tokens, adapter)
+
+
+def output_is_exact(
+    reference: Reference,
+    prompt: Sequence[int],
+    adapter: str | None,
+    response: Response,
+    *,
+    temperature: float = 0.0,
+    scheme: str = "icarus",
+) -> None:
+    """Every output token's log-probability is the reference's; at temperature 0 it is also the most likely token.
+
+    Given the tokens that the engine chose, the reference is asked once for the whole sequence: where two tokens are
+    equally likely within `TOLERANCE`, the engine may take either. The engine reports log-probabilities after scaling by
+    the temperature. A request without `return_logprob` has its tokens checked alone.
+    """
+    output = response["output_ids"]
+    assert output, f"{adapter}: the response has no output tokens: {response}"
+    logits = expected(reference, [*prompt, *output], adapter, scheme)[len(prompt) - 1 : -1]
+    scaled = (logits / (temperature or 1.0)).log_softmax(dim=-1)
+    chosen = scaled[torch.arange(len(output)), output]
+    if temperature == 0:
+        behind = (scaled.max(dim=-1).values - chosen).max().item()
+        assert behind <= TOLERANCE, (
+            f"{adapter}: output {output} leaves the greedy path: a token is {behind:.4f} behind the most likely one"
+        )
+    reported = response["meta_info"].get("output_token_logprobs")
+    if reported is not None:
+        assert [entry[1] for entry in reported] == output
+        _close([entry[0] for entry in reported], chosen, f"{adapter}: output log-probabilities")
+
+
+def input_is_exact(
+    reference: Reference,
+    prompt: Sequence[int],
+    adapter: str | None,
+    response: Response,
+    *,
+    start: int,
+    scheme: str = "icarus",
+) -> None:
+    """Input log-probabilities from `start` on, and the top ones and named ones where asked for, are the reference's.
+
+    Entry i tells of token `start + i`, given all before it; the sequence's first token has none.
+    """
+    meta = response["meta_info"]
+    reported = meta["input_token_logprobs"]
+    assert [entry[1] for entry in reported] == list(prompt[start:])
+    positions = torch.arange(max(start, 1), len(prompt))
+    logprobs = expected(reference, prompt, adapter, scheme)[positions - 1]
+    skip = len(prompt) - start - len(positions)
+    assert all(entry[0] is None for entry in reported[:skip])
+    own = logprobs[torch.arange(len(positions)), torch.tensor(prompt)[positions]]
+    _close([entry[0] for entry in reported[skip:]], own, f"{adapter}: input log-probabilities from {start}")
+
+    for row, entries in zip(logprobs, (meta.get("input_top_logprobs") or [])[skip:], strict=False):
+        best = row.topk(len(entries))
+        _close([entry[0] for entry in entries], best.values, f"{adapter}: top input log-probabilities")
+        _close([entry[0] for entry in entries], row[[entry[1] for entry in entries]], f"{adapter}: top input tokens")
+    for row, entries in zip(logprobs, (meta.get("input_token_ids_logprobs") or [])[skip:], strict=False):
+        _close([entry[0] for entry in entries], row[[entry[1] for entry in entries]], f"{adapter}: named input tokens")
+
+
+def _close(reported: Sequence[float], wanted: Tensor, what: str) -> None:
+    assert len(reported) == len(wanted), f"{what}: {len(reported)} reported, {len(wanted)} expected"
+    gap = (torch.tensor(reported) - wanted).abs()
+    worst = int(gap.argmax())
+    assert gap[worst] <= TOLERANCE, (
+        f"{what}: off by {gap[worst]:.4f} at entry {worst} of {len(wanted)}: "
+        f"{reported[worst]:.4f}, and {wanted[worst]:.4f} is right"
+    )

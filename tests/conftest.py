@@ -1,0 +1,51 @@
+"""Fixtures that several test files share: saved tiny models, their reference, and one running server at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import engine
+import pytest
+import tiny
+import torch
+import transformers
+from reference import Reference
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # every checkpoint is a local folder
+transformers.utils.logging.disable_progress_bar()
+torch.set_num_threads(2)
+
+_SERVERS = engine.Pool()
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tiny.Checkpoint]:
+    """A family's tiny model and adapters, saved once."""
+    root = tmp_path_factory.mktemp("tiny")
+    return cache(lambda family: tiny.save_checkpoint(family, root))
+
+
+@pytest.fixture(scope="session")
+def reference(checkpoint: Callable[[str], tiny.Checkpoint]) -> Callable[[str], Reference]:
+    """The reference for a family's tiny model, with its adapters, loaded once."""
+    return cache(lambda family: Reference(checkpoint(family).model, checkpoint(family).adapters))
+
+
+@pytest.fixture(scope="session")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., engine.Server]]:
+    """`serve(checkpoint, **server_args)`: a running server for these arguments, its cache empty.
+
+    Only the last one runs: asking for other arguments stops it, so that tests with the same arguments should follow
+    one another.
+    """
+    _SERVERS.logs = tmp_path_factory.mktemp("servers")
+    yield _SERVERS.get
+    _SERVERS.stop()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Stop the running server before a test that does not use it, since that one may start its own."""
+    if "serve" not in getattr(item, "fixturenames", ()):
+        _SERVERS.stop()
