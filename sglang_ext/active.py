@@ -1,0 +1,20 @@
+"""The scheme that this process serves under, read from SGLang's published configuration."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from sglang.srt.runtime_context import get_lora
+
+from descant.sglang_ext.schemes import Scheme, scheme_named
+
+
+@cache
+def active_scheme() -> Scheme:
+    """The scheme named by --kv-sharing. Constant from the moment a worker has its configuration."""
+    return scheme_named(get_lora().kv_sharing)
+
+
+def allows_kv_adapters() -> bool:
+    """Whether --allow-kv-adapters was given."""
+    return bool(get_lora().allow_kv_adapters)

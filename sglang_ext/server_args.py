@@ -1,0 +1,138 @@
+"""The flags --kv-sharing and --allow-kv-adapters, and what they refuse."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from sglang.srt.arg_groups.arg_utils import NS, A, Arg
+from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
+from sglang.srt.server_args import ServerArgs, _rebuild_server_args
+
+from descant.sglang_ext.schemes import SCHEMES, Scheme, scheme_named
+
+logger = logging.getLogger(__name__)
+
+RADIX_BACKEND = "descant"  # the name under which AgentRadixCache is registered
+
+
+class SharingServerArgs(ServerArgs, dict=True):  # type: ignore[misc, call-arg]
+    """SGLang's arguments and ours. Importable by name: spawned workers unpickle it before any plugin loads."""
+
+    kv_sharing: A[
+        str,
+        Arg(
+            help="Who writes and who reads the KV cache when requests use LoRA adapters. "
+            + " ".join(f"'{scheme.name}': {scheme.summary}." for scheme in SCHEMES.values()),
+            choices=list(SCHEMES),
+        ),
+        NS("lora"),
+    ] = "nonshared"
+    allow_kv_adapters: A[
+        bool,
+        Arg(
+            help="Under --kv-sharing icarus, load adapters that update k_proj or v_proj and ignore these updates "
+            "(such adapters were not trained for it; expect other answers than theirs)."
+        ),
+        NS("lora"),
+    ] = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        _rebuild, *rest = super().__reduce__()
+        return (_rebuild_in_worker, *rest)
+
+
+def _rebuild_in_worker(*args: Any) -> ServerArgs:
+    """Unpickle the arguments, and make sure that this process has every hook before it can serve with them."""
+    from sglang.srt.plugins import load_plugins
+
+    from descant.sglang_ext.plugin import verify_or_exit
+
+    load_plugins()
+    verify_or_exit()
+    return _rebuild_server_args(*args)
+
+
+# Options that a sharing scheme cannot serve yet: name, the values that are fine, what it is.
+UNSHARABLE: tuple[tuple[str, tuple[Any, ...], str], ...] = (
+    ("disable_radix_cache", (False,), "sharing happens in the radix cache"),
+    ("radix_cache_backend", (None, RADIX_BACKEND), "sharing needs descant's own radix cache"),
+    ("enable_hierarchical_cache", (False,), "slots that come back from the host have no recorded writer"),
+    ("enable_unified_cache_external_linker", (False,), "slots that come from outside have no recorded writer"),
+    ("enable_lmcache", (False,), "it replaces the radix cache"),
+    ("enable_flexkv", (False,), "it replaces the radix cache"),
+    ("enable_streaming_session", (False,), "sessions keep KV outside the shared tree"),
+    ("disaggregation_mode", ("null",), "prefill and decode must share one pool"),
+    ("disaggregation_decode_enable_offload_kvcache", (False,), "slots that come back have no recorded writer"),
+)
+
+# Options that paired rows cannot serve yet.
+UNPAIRABLE: tuple[tuple[str, tuple[Any, ...], str], ...] = (
+    ("speculative_algorithm", (None,), "draft tokens have no decoder rows yet"),
+    ("dllm_algorithm", (None,), "diffusion blocks have no decoder rows"),
+    ("enable_lora_overlap_loading", (None, False), "the base model's adapter slot must stay resident"),
+    ("tp_size", (1,), "tensor parallelism is untested with paired rows"),
+    ("pp_size", (1,), "hidden states cross stages between the paired rows"),
+    ("dp_size", (1,), "data parallelism is untested with paired rows"),
+    ("enable_dp_attention", (False,), "padding and gathering do not know paired rows"),
+    ("attn_cp_size", (1,), "context parallelism does not know paired rows"),
+    ("dcp_size", (1,), "context parallelism does not know paired rows"),
+    ("ep_size", (1,), "expert parallelism does not know paired rows"),
+    ("enable_two_batch_overlap", (False,), "it splits a batch's rows"),
+    ("enable_single_batch_overlap", (False,), "it splits a batch's rows"),
+    ("enable_pdmux", (False,), "it runs two batches at once"),
+    ("enable_torch_compile", (False,), "the compiled forward does not know paired rows"),
+    ("enable_return_hidden_states", (False,), "a prompt's hidden states would mix encoder and decoder rows"),
+    ("enable_return_aux_hidden_states", (False,), "a prompt's hidden states would mix encoder and decoder rows"),
+    ("is_embedding", (False,), "embeddings would come from encoder rows"),
+    ("enable_mis", (False,), "multi-item scoring reads logits that have no decoder rows"),
+    ("attention_backend", (None, "torch_native"), "only torch_native attends over paired rows in this version"),
+    ("prefill_attention_backend", (None, "torch_native"), "only torch_native attends over paired rows in this version"),
+    ("decode_attention_backend", (None, "torch_native"), "only torch_native attends over paired rows in this version"),
+    ("kv_cache_dtype", ("auto", "bf16", "bfloat16"), "quantized KV is untested with paired rows"),
+    ("device", (None, "cpu"), "this version pairs rows on the CPU only"),
+)
+
+
+def validate_sharing(server_args: Any) -> None:
+    """Refuse options that the chosen scheme cannot serve, and choose its radix cache.
+
+    Raises:
+        ValueError: one sentence that names the option, its value, the reason and the way out.
+    """
+    given = resolving_view(server_args)
+    scheme = scheme_named(given.kv_sharing)
+    if not scheme.shares_namespace:
+        if given.allow_kv_adapters:
+            raise ValueError(
+                "--allow-kv-adapters needs --kv-sharing icarus; other schemes serve k_proj and v_proj as they are."
+            )
+        return
+    _refuse(scheme, given, UNSHARABLE)
+    if scheme.pairs_rows:
+        _refuse(scheme, given, UNPAIRABLE)
+        if given.max_loras_per_batch < 2:
+            raise ValueError(
+                f"--max-loras-per-batch {given.max_loras_per_batch} leaves no slot for an adapter beside the base model, "
+                f"which --kv-sharing {scheme.name} runs in every batch; set it to 2 or more."
+            )
+    elif given.allow_kv_adapters:
+        raise ValueError(
+            "--allow-kv-adapters needs --kv-sharing icarus; other schemes serve k_proj and v_proj as they are."
+        )
+    if scheme.warning:
+        logger.warning(scheme.warning)
+    declare_resolution(server_args, "descant", radix_cache_backend=RADIX_BACKEND)
+
+
+def _refuse(scheme: Scheme, given: Any, options: Sequence[tuple[str, tuple[Any, ...], str]]) -> None:
+    for name, allowed, reason in options:
+        value = getattr(given, name)
+        if value not in allowed:
+            flag = "--" + name.replace("_", "-")
+            shown = flag if value is True else f"{flag} {value}"
+            raise ValueError(
+                f"{shown} cannot be used with --kv-sharing {scheme.name}: {reason}; "
+                f"drop the option, or use --kv-sharing nonshared."
+            )
