@@ -1,8 +1,8 @@
 """Joining encoder and decoder queries so that one attention call reads the KV once (ICaRus, section 3, algorithm 3).
 
 Grouped-query attention sends query head h to KV head h // G, G = H / Hkv. Joined queries must keep that: each KV head's
-group holds its G encoder heads and then its G decoder heads, 2G in all. A plain [encoder heads | decoder heads] would send
-half of the queries to the wrong KV head.
+group holds its G encoder heads and then its G decoder heads, 2G in all. A plain [encoder heads | decoder heads] would
+send half of the queries to the wrong KV head.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Ledger:
         self.writer[slots.long()] = self._agent(agent_of(req))
 
     def reads(self, req: Any, slots: torch.Tensor) -> None:
-        """`req` was admitted with `slots` [n] as its cached prefix. A retracted request's second admission is no read."""
+        """`req` was admitted with `slots` [n] as its cached prefix; readmission after a retraction is no read."""
         if not req.retracted_stain:
             req.slot_reads = torch.bincount(self.writer[slots.long()], minlength=len(self.agents))
 
@@ -64,7 +64,7 @@ class Ledger:
         return int(req.cross_agent_tokens)
 
     def totals(self) -> dict[str, Any]:
-        """Since start: prompt, cached and cross-agent tokens, the cross-agent share of prompt tokens, and who read whom."""
+        """Tokens since start: prompts, cached, cross-agent (and its share of prompts), and who read whom."""
         prompt = sum(self._prompts.values())
         cross = sum(count for (writer, reader), count in self._reads.items() if writer != reader)
         return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Any
 
 import torch
@@ -16,18 +17,7 @@ from sglang.srt.lora.utils import generate_sequence_lengths
 from descant.sglang_ext.active import active_scheme, allows_kv_adapters
 from descant.sglang_ext.batch import batch_shape
 from descant.sglang_ext.rows import RowPlan
-
-# Variants of LoRA whose arithmetic SGLang does not carry out; served, they would be wrong in silence.
-UNSUPPORTED_OPTIONS = {
-    "rank_pattern": "a rank per module",
-    "alpha_pattern": "an alpha per module",
-    "modules_to_save": "fully trained modules",
-    "lora_bias": "a LoRA bias",
-    "use_qalora": "QALoRA",
-    "alora_invocation_tokens": "activated LoRA",
-    "arrow_config": "Arrow routing",
-    "trainable_token_indices": "trained tokens",
-}
+from descant.sglang_ext.schemes.adapters import refusal, refusal_of_modules
 
 
 class SegmentLoRABackend(TorchNativeLoRABackend):
@@ -109,42 +99,23 @@ class SharingLoRAManager(LoRAManager):
         Raises:
             ValueError: one sentence that names the adapter, the modules or option, and the way out.
         """
+        reason = refusal(active_scheme(), str(lora_ref.lora_name), lora_config.hf_config, allows_kv_adapters())
+        if reason:
+            raise ValueError(reason)
         super().validate_new_adapter(lora_config, lora_ref)
-        scheme = active_scheme()
-        if not scheme.shares_namespace:
-            return
-        if reason := unsupported_option(str(lora_ref.lora_name), lora_config.hf_config):
-            raise ValueError(reason)
-        modules = self._adapter_modules(lora_config)
-        dropped = scheme.dropped_modules(modules)
-        if allows_kv_adapters():
-            modules = modules - dropped
-        if reason := scheme.refuse_adapter(str(lora_ref.lora_name), modules):
-            raise ValueError(reason)
-
-    def _adapter_modules(self, lora_config: LoRAConfig) -> set[str]:
-        """Last parts of the names of the modules that the adapter's config targets; a PEFT shorthand counts as all."""
-        targets = lora_config.target_modules
-        if isinstance(targets, str):
-            if targets in ("all-linear", "all"):
-                return {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
-            return {targets.rsplit(".", 1)[-1]}
-        return {target.rsplit(".", 1)[-1] for target in targets}
 
     def load_lora_weights(self, lora_ref: LoRARef) -> None:
         super().load_lora_weights(lora_ref)
-        self._apply_scheme(lora_ref)
+        self._scale(lora_ref)
 
     def load_lora_weights_from_tensors(self, lora_ref: LoRARef, tensors: dict[str, torch.Tensor]) -> None:
         super().load_lora_weights_from_tensors(lora_ref, tensors)
-        self._apply_scheme(lora_ref)
+        self._scale(lora_ref)
 
-    def _apply_scheme(self, lora_ref: LoRARef) -> None:
-        """rsLoRA's scale (alpha / sqrt(r)), which upstream ignores; under a sharing scheme an answer must be exact."""
-        if not active_scheme().shares_namespace:
-            return
+    def _scale(self, lora_ref: LoRARef) -> None:
+        """rsLoRA's scale, alpha / sqrt(r), which upstream ignores; a sharing scheme's answers are exact."""
         adapter = self.loras[lora_ref.lora_id]
-        if adapter.config.hf_config.get("use_rslora"):
+        if active_scheme().shares_namespace and adapter.config.hf_config.get("use_rslora"):
             adapter.scaling = adapter.config.lora_alpha / math.sqrt(adapter.config.r)
 
     def validate_lora_batch(self, lora_ids: set[str | None]) -> bool:
@@ -173,25 +144,28 @@ class SharingLoRAManager(LoRAManager):
         )
 
 
-def unsupported_option(name: str, config: dict[str, Any]) -> str | None:
-    """One sentence that names what in an adapter's PEFT config SGLang cannot compute; None if there is nothing."""
-    for option, meaning in UNSUPPORTED_OPTIONS.items():
-        if config.get(option):
-            return (
-                f"Adapter '{name}' uses {option} ({meaning}), which SGLang does not compute: "
-                f"train or export it without this option."
-            )
-    if config.get("bias", "none") != "none":
-        return f"Adapter '{name}' trains biases (bias={config['bias']!r}), which SGLang does not compute: train it with bias='none'."
-    return None
+def updated_modules(adapter: Any) -> set[str]:
+    """The modules that a loaded adapter's tensors update: the names before lora_B whose B is not all zero."""
+    names: set[str] = set()
+    for layer in [*adapter.layers, adapter]:
+        tensors = layer.weights if layer is not adapter else adapter.embedding_layers
+        for name, tensor in tensors.items():
+            module, found, _ = name.partition(".lora_B") if ".lora_B" in name else name.partition(".lora_embedding_B")
+            if found and tensor.any():
+                names.add(module.rsplit(".", 1)[-1])
+    return names
 
 
 def complete_adapter(adapter: Any) -> None:
-    """Before LoRAAdapter._normalize_weights: zero updates for the parts of a stacked projection that an adapter lacks.
+    """Before LoRAAdapter._normalize_weights: check what the tensors update, which a config may not tell, and add zero
+    updates for the parts of a stacked projection that an adapter lacks.
 
     Upstream stacks q, k, v and gate, up. It fails (KeyError) on q_proj without v_proj; the other gaps it drops with a
     warning, which a sharing scheme must not: its answers are exact or refused.
     """
+    name = os.path.basename(str(adapter.config.path or adapter.uid))
+    if reason := refusal_of_modules(active_scheme(), name, updated_modules(adapter), allows_kv_adapters()):
+        raise ValueError(reason)
     config = adapter.base_hf_config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     query, key = config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim

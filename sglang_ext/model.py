@@ -32,13 +32,13 @@ def pair_model(model: torch.nn.Module, num_layers: int, scheme: Scheme) -> None:
     if reason := unsupported_model(model, num_layers):
         raise ValueError(
             f"--kv-sharing {scheme.name} cannot serve {type(model).__name__}: {reason}; "
-            f"serve it with --kv-sharing nonshared, or use a dense decoder-only model (Llama, Qwen2, Qwen3, Mistral, ...)."
+            f"serve it with --kv-sharing nonshared, or take a dense decoder-only model (Llama, Qwen, Mistral, ...)."
         )
     inner = resolve_language_model(model)
     for module in inner.modules():
         if isinstance(module, RadixAttention):
-            module.forward = PairedAttention(module)  # type: ignore[method-assign]
-    inner.forward = PairedForward(inner, scheme)  # type: ignore[method-assign]
+            module.forward = PairedAttention(module)
+    inner.forward = PairedForward(inner, scheme)
 
 
 def unsupported_model(model: torch.nn.Module, num_layers: int) -> str | None:

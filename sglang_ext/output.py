@@ -16,7 +16,7 @@ class AgentOutputStreamer(SchedulerOutputStreamer):
 
     def get_cached_tokens_details(self, req: Any) -> dict[str, int | str]:
         details = SchedulerOutputStreamer.get_cached_tokens_details(self, req) or {"device": 0, "host": 0}
-        return {**details, "cross_agent": self.tree_cache.ledger.settle(req)}  # type: ignore[attr-defined]
+        return {**details, "cross_agent": self.tree_cache.ledger.settle(req)}
 
 
 def streamer_class(result: type[SchedulerOutputStreamer], scheduler: Any) -> type[SchedulerOutputStreamer]:

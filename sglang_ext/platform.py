@@ -1,7 +1,7 @@
 """The portable CPU platform: the same install serves on a machine without an accelerator.
 
-PyPI's SGLang ships no CPU kernels, and its own CPU mode needs them. This out-of-tree platform runs the native torch code
-instead. SGLang asks `activate` in every process; on a machine with an accelerator it stays out of the way.
+PyPI's SGLang ships no CPU kernels, and its own CPU mode needs them. This out-of-tree platform runs the native torch
+code instead. SGLang asks `activate` in every process; on a machine with an accelerator it stays out of the way.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def unpin_lora_code() -> None:
 
     from descant.sglang_ext.lora import register_cpu_backend
 
-    torch.Tensor.pin_memory = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
+    torch.Tensor.pin_memory = lambda self, *args, **kwargs: self
     lora_layers.torch = _UnpinnedTorch()
     register_cpu_backend()
 

@@ -1,15 +1,17 @@
 """Entry point `sglang.srt.plugins`: every hook into SGLang, in one table, applied and then verified.
 
-SGLang only logs a hook that fails. A server that goes on without one of these would serve unshared, or wrong, in silence;
-so a process in which one did not take ends here, with one line.
+SGLang only logs a hook that fails. A server that goes on without one of these would serve unshared, or wrong, in
+silence; so a process in which one did not take ends here, with one line.
 """
 
 from __future__ import annotations
 
 import pkgutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
+from types import TracebackType
 from typing import Any
 
 SGLANG_VERSION = "0.5.23"
@@ -122,6 +124,20 @@ def _apply() -> None:
         validate_sharing(server_args)
 
     register_cache()
+    sys.excepthook = _say_refusals(sys.excepthook)
+
+
+def _say_refusals(previous: Callable[..., Any]) -> Callable[..., Any]:
+    """An excepthook that prints a refusal's sentence alone, and leaves every other exception to `previous`."""
+    from descant.sglang_ext.server_args import Refused
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, Refused):
+            print(f"descant: {error}", file=sys.stderr)
+        else:
+            previous(kind, error, trace)
+
+    return hook
 
 
 def hooks_taken() -> list[tuple[Hook, bool]]:

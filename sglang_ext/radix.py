@@ -40,7 +40,7 @@ class AgentRadixCache(UnifiedRadixCache):
 
 
 def _build(context: TreeCacheBuildContext) -> AgentRadixCache:
-    return create_unified_radix_cache(context, cache_class=AgentRadixCache)  # type: ignore[return-value]
+    return create_unified_radix_cache(context, cache_class=AgentRadixCache)
 
 
 def register_cache() -> None:

@@ -1,9 +1,9 @@
 """RowPlan: which rows one forward computes, and what each is for.
 
 Upstream SGLang computes one row per new token. Under a scheme that pairs rows, a forward of n new tokens has n *encoder
-rows* (adapter off; they alone write K and V) followed by m *decoder rows* (a request's adapter on; they write nothing and
-read the encoder's K and V). This module is arithmetic on Python lists: it knows neither torch nor SGLang, so a plan can be
-built, and tested, from the fields that every ForwardBatch copy keeps.
+rows* (adapter off; they alone write K and V) followed by m *decoder rows* (a request's adapter on; they write nothing
+and read the encoder's K and V). This module is arithmetic on Python lists: it knows neither torch nor SGLang, so a plan
+can be built, and tested, from the fields that every ForwardBatch copy keeps.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class RowPlan:
 
     encoder_rows: n, the number of encoder rows (the batch's own tokens).
     decoder_tokens: for each decoder row, the token (= encoder row) at whose position it runs.
-    decoder_counts: decoder rows per request (0 without an adapter); a request's decoder rows are the last of its tokens.
+    decoder_counts: decoder rows per request (0 without an adapter); they repeat the last of the request's tokens.
     segments: the adapter of every row, run-length coded, in row order.
     """
 
@@ -81,7 +81,7 @@ class RowPlan:
 def paired_rows(shape: BatchShape) -> RowPlan | None:
     """The ICaRus plan: an encoder row per new token, a decoder row wherever an adapter's logits are wanted.
 
-    None if no request of the batch has an adapter: then the encoder rows are all there is, and upstream's forward is it.
+    None if no request of the batch has an adapter: its encoder rows are then all there is, as in upstream's forward.
     """
     if not any(shape.adapters):
         return None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from sglang.srt.arg_groups.arg_utils import NS, A, Arg
@@ -11,13 +13,18 @@ from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 from sglang.srt.server_args import ServerArgs, _rebuild_server_args
 
 from descant.sglang_ext.schemes import SCHEMES, Scheme, scheme_named
+from descant.sglang_ext.schemes.adapters import refusal
 
 logger = logging.getLogger(__name__)
 
 RADIX_BACKEND = "descant"  # the name under which AgentRadixCache is registered
 
 
-class SharingServerArgs(ServerArgs, dict=True):  # type: ignore[misc, call-arg]
+class Refused(ValueError):
+    """A combination that cannot be served. The message says what, why and the way out; a traceback adds nothing."""
+
+
+class SharingServerArgs(ServerArgs, dict=True):  # type: ignore[call-arg]
     """SGLang's arguments and ours. Importable by name: spawned workers unpickle it before any plugin loads."""
 
     kv_sharing: A[
@@ -99,13 +106,15 @@ def validate_sharing(server_args: Any) -> None:
     """Refuse options that the chosen scheme cannot serve, and choose its radix cache.
 
     Raises:
-        ValueError: one sentence that names the option, its value, the reason and the way out.
+        Refused: one sentence that names the option, its value, the reason and the way out.
     """
     given = resolving_view(server_args)
+    if given.kv_sharing not in SCHEMES:
+        raise Refused(f"--kv-sharing {given.kv_sharing} is unknown; choose one of {', '.join(SCHEMES)}.")
     scheme = scheme_named(given.kv_sharing)
     if not scheme.shares_namespace:
         if given.allow_kv_adapters:
-            raise ValueError(
+            raise Refused(
                 "--allow-kv-adapters needs --kv-sharing icarus; other schemes serve k_proj and v_proj as they are."
             )
         return
@@ -113,17 +122,43 @@ def validate_sharing(server_args: Any) -> None:
     if scheme.pairs_rows:
         _refuse(scheme, given, UNPAIRABLE)
         if given.max_loras_per_batch < 2:
-            raise ValueError(
-                f"--max-loras-per-batch {given.max_loras_per_batch} leaves no slot for an adapter beside the base model, "
-                f"which --kv-sharing {scheme.name} runs in every batch; set it to 2 or more."
+            raise Refused(
+                f"--max-loras-per-batch {given.max_loras_per_batch} leaves no slot for an adapter beside the base "
+                f"model, which --kv-sharing {scheme.name} runs in every batch; set it to 2 or more."
             )
     elif given.allow_kv_adapters:
-        raise ValueError(
+        raise Refused(
             "--allow-kv-adapters needs --kv-sharing icarus; other schemes serve k_proj and v_proj as they are."
         )
+    for name, path in _local_adapters(given.lora_paths):
+        if reason := refusal(
+            scheme, name, json.loads((path / "adapter_config.json").read_text()), given.allow_kv_adapters
+        ):
+            raise Refused(reason)
     if scheme.warning:
         logger.warning(scheme.warning)
     declare_resolution(server_args, "descant", radix_cache_backend=RADIX_BACKEND)
+
+
+def _local_adapters(lora_paths: Any) -> Iterator[tuple[str, Path]]:
+    """Name and folder of the adapters in --lora-paths that lie on this machine; the workers check the others."""
+    if isinstance(lora_paths, Mapping):
+        named = list(lora_paths.items())
+    else:
+        named = [_name_and_path(item) for item in lora_paths or []]
+    for name, path in named:
+        if (Path(path) / "adapter_config.json").is_file():
+            yield name, Path(path)
+
+
+def _name_and_path(item: Any) -> tuple[str, str]:
+    """One element of --lora-paths, in any of the forms that SGLang takes."""
+    if isinstance(item, str):
+        name, _, path = item.rpartition("=")
+        return name or path, path
+    if isinstance(item, Mapping):
+        return item["lora_name"], item["lora_path"]
+    return item.lora_name, item.lora_path
 
 
 def _refuse(scheme: Scheme, given: Any, options: Sequence[tuple[str, tuple[Any, ...], str]]) -> None:
@@ -132,7 +167,7 @@ def _refuse(scheme: Scheme, given: Any, options: Sequence[tuple[str, tuple[Any, 
         if value not in allowed:
             flag = "--" + name.replace("_", "-")
             shown = flag if value is True else f"{flag} {value}"
-            raise ValueError(
+            raise Refused(
                 f"{shown} cannot be used with --kv-sharing {scheme.name}: {reason}; "
                 f"drop the option, or use --kv-sharing nonshared."
             )

@@ -1,4 +1,4 @@
-"""fullshared: one namespace, and whoever comes first writes, adapted (the FullShared baseline of PReCache, section 2.2)."""
+"""fullshared: one namespace; whoever comes first writes, adapted (FullShared, PReCache, section 2.2)."""
 
 from descant.sglang_ext.rows import BatchShape, RowPlan
 from descant.sglang_ext.schemes.base import Scheme

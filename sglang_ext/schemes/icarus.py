@@ -29,8 +29,8 @@ class Icarus(Scheme):
             )
         if kv := self.dropped_modules(modules):
             return (
-                f"Adapter '{name}' updates {_names(kv)}, which has no effect under --kv-sharing icarus because the base "
-                f"model writes K and V: train it on other modules (q_proj, o_proj, gate_proj, up_proj, down_proj), "
+                f"Adapter '{name}' updates {_names(kv)}, which has no effect under --kv-sharing icarus because the "
+                f"base model writes K and V: train it on others (q_proj, o_proj, gate_proj, up_proj, down_proj), "
                 f"serve it with --kv-sharing nonshared, or drop these updates knowingly with --allow-kv-adapters."
             )
         return None
