@@ -87,7 +87,8 @@ class Lookup:
         if country["languages"]:
             parts.append(f"its languages (ISO codes) are {country['languages'].replace(',', ', ')}")
         parts.append(f"its neighbours are {', '.join(neighbours)}" if neighbours else "it has no neighbours by land")
-        return Fact(name, "; ".join(parts) + ".", neighbours)
+        capital = (country["capital"],) if _plain(country["capital"]) in self._cities else ()
+        return Fact(name, "; ".join(parts) + ".", capital + neighbours)
 
     def _city(self, city: dict[str, Any]) -> Fact:
         country = self._by_code[city["countrycode"]]["name"]

@@ -29,6 +29,7 @@ class Turn:
     cross_agent: how many of those another agent's request had written (0 where the scheme does not share).
     ttft: seconds from sending the request to the first token.
     latency: seconds to the last one.
+    stop_id: the token id that ended the answer, which is then the last of output_ids; None if its length did.
     """
 
     output_ids: list[int]
@@ -38,6 +39,7 @@ class Turn:
     cross_agent: int
     ttft: float
     latency: float
+    stop_id: int | None
 
     @property
     def prefilled(self) -> int:
@@ -115,7 +117,26 @@ class Client:
             cross_agent=int((meta.get("cached_tokens_details") or {}).get("cross_agent", 0)),
             ttft=ttft,
             latency=latency,
+            stop_id=matched
+            if output_ids and (matched := meta["finish_reason"].get("matched")) == output_ids[-1]
+            else None,
         )
+
+    def tokenize(self, text: str) -> list[int]:
+        """The ids of `text`, with no special tokens around them.
+
+        Raises:
+            RequestError: the server cannot be reached or has no tokenizer.
+        """
+        return self._post_tokenize({"prompt": text, "add_special_tokens": False})
+
+    def tokenize_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """The ids of a conversation as the model's chat template writes it, up to where the assistant speaks.
+
+        Raises:
+            RequestError: the server cannot be reached, or its model has no chat template.
+        """
+        return self._post_tokenize({"messages": list(messages), "add_generation_prompt": True})
 
     def server_info(self) -> dict[str, Any]:
         """What GET /server_info answers."""
@@ -126,6 +147,20 @@ class Client:
             return info
         except (httpx.HTTPError, ValueError) as error:
             raise RequestError(f"{self._http.base_url} does not answer /server_info: {error}") from error
+
+    def _post_tokenize(self, body: dict[str, Any]) -> list[int]:
+        try:
+            response = self._http.post("/tokenize", json=body)
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
+        if response.status_code != 200:
+            raise RequestError(f"The server did not tokenize: {_message(response)}")
+        ids: list[int] = response.json()["tokens"]
+        return ids
+
+    def _unreachable(self, error: httpx.TransportError) -> RequestError:
+        reason = str(error) or type(error).__name__
+        return RequestError(f"The server at {self._http.base_url} cannot be reached ({reason}): see its log.")
 
     def _events(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The server-sent events of one /generate request."""
@@ -143,9 +178,7 @@ class Client:
                         raise RequestError(f"The server refused the request: {error.get('message', error)}")
                     yield event
         except httpx.TransportError as error:
-            raise RequestError(
-                f"The connection to {self._http.base_url} failed: {error or type(error).__name__}."
-            ) from error
+            raise self._unreachable(error) from error
 
 
 def _message(response: httpx.Response) -> str:

@@ -21,7 +21,7 @@ import threading
 import time
 from contextlib import suppress
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36

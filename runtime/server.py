@@ -127,7 +127,7 @@ class Server:
                         return
                 except httpx.TransportError:
                     pass  # not listening yet
-                time.sleep(0.2)
+                time.sleep(0.5)
         raise ServerError(
             f"The server was not ready after {self._ready_timeout:.0f} s; its log {self.log} ends with:\n"
             f"{self._log_tail()}"

@@ -1,0 +1,143 @@
+"""The command `descant`."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, NoReturn, ParamSpec
+
+import typer
+from rich.console import Console
+
+from descant._version import __version__
+from descant.runtime.errors import DescantError
+from descant.runtime.serve import HELP, added_options, serve_arguments
+from descant.runtime.sglang_command import SGLANG_SERVE
+
+P = ParamSpec("P")
+
+app = typer.Typer(
+    help="Many LoRA agents on one shared KV cache, on SGLang.", no_args_is_help=True, add_completion=False
+)
+adapters_app = typer.Typer(help="Look into LoRA adapters before they are served.", no_args_is_help=True)
+app.add_typer(adapters_app, name="adapters")
+
+out = Console()
+err = Console(stderr=True)
+
+
+def command(function: Callable[P, None]) -> Callable[P, None]:
+    """A user's error is one sentence on stderr and status 1; Ctrl-C is status 130, SIGTERM 143, with order kept."""
+
+    @functools.wraps(function)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        signal.signal(signal.SIGTERM, _end)
+        try:
+            function(*args, **kwargs)
+        except DescantError as error:
+            err.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
+            raise typer.Exit(1) from error
+        except KeyboardInterrupt:
+            err.print("Interrupted.", style="yellow")
+            raise typer.Exit(130) from None
+
+    return guarded
+
+
+def _end(signum: int, frame: object) -> NoReturn:
+    """Unwind, so that every `with` block closes what it opened."""
+    raise SystemExit(128 + signum)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"descant {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None: ...
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    options_metavar="",
+    epilog="All options are those of sglang serve: see descant serve --help.",
+)
+@command
+def serve(context: typer.Context) -> None:
+    """Serve a model: sglang serve, with agents on one KV cache."""
+    arguments = context.args
+    added = shlex.join(added_options([] if any(word in HELP for word in arguments) else arguments))
+    err.print(f"descant serve adds, where you do not say otherwise: {added}", highlight=False, soft_wrap=True)
+    os.execv(SGLANG_SERVE[0], [*SGLANG_SERVE, *serve_arguments(arguments)])
+
+
+@app.command()
+@command
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+    """Show versions, the accelerator, the backends in use, and whether every hook took; status 1 if not."""
+    from descant.runtime.doctor import render, report
+
+    if as_json:
+        found = report()
+        print(json.dumps(found, indent=1))
+    else:
+        with err.status("Looking at SGLang"):
+            found = report()
+        out.print(render(found), highlight=False)
+    if found["problems"]:
+        raise typer.Exit(1)
+
+
+@adapters_app.command()
+@command
+def check(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH…", help="Folders of PEFT adapters.", show_default=False)],
+    scheme: Annotated[str, typer.Option(help="The --kv-sharing scheme that shall serve them.")] = "icarus",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show what adapters update, and whether a scheme can serve them; status 1 if one cannot be served."""
+    from descant.agents.adapter_table import judge, render
+
+    verdicts = judge(paths, scheme)
+    if as_json:
+        print(json.dumps({"scheme": scheme, "adapters": [verdict.as_json() for verdict in verdicts]}, indent=1))
+    else:
+        out.print(render(verdicts, scheme), highlight=False)
+    if any(verdict.reason for verdict in verdicts):
+        raise typer.Exit(1)
+
+
+@app.command()
+@command
+def demo(
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            help="A checkpoint of your own with a chat template, in place of SmolLM2-135M-Instruct.", exists=True
+        ),
+    ] = None,
+    question: Annotated[str | None, typer.Option(help="What to ask.", show_default=False)] = None,
+    turns: Annotated[int, typer.Option(help="How many turns the agents take at most.", min=2)] = 8,
+    replay: Annotated[bool, typer.Option(help="Replay the trajectory under nonshared, to compare.")] = True,
+) -> None:
+    """Watch three agents answer a question on one KV cache, and see what sharing it saves."""
+    from descant.workflows.demo import run
+    from descant.workflows.plan_act_reflect import QUESTION
+
+    run(out, model, question or QUESTION, turns, replay)
+
+
+if __name__ == "__main__":
+    sys.exit(app())
