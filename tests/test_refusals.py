@@ -1,0 +1,126 @@
+"""What a sharing scheme cannot serve is refused before a worker starts: one sentence, the thing and the way out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+from descant.sglang_ext.server_args import UNPAIRABLE, UNSHARABLE, Refused, SharingServerArgs, validate_sharing
+
+# A value that is not among those allowed.
+OTHER: dict[str, Any] = {
+    "radix_cache_backend": "mine",
+    "disaggregation_mode": "prefill",
+    "speculative_algorithm": "EAGLE",
+    "dllm_algorithm": "LowConfidence",
+    "attention_backend": "triton",
+    "prefill_attention_backend": "flashinfer",
+    "decode_attention_backend": "fa3",
+    "kv_cache_dtype": "fp8_e5m2",
+    "device": "cuda",
+}
+
+
+def _args(**given: Any) -> Any:
+    return SharingServerArgs(model_path="none", kv_sharing=given.pop("kv_sharing", "icarus"), **given)
+
+
+def _other(name: str, allowed: tuple[Any, ...]) -> Any:
+    if name in OTHER:
+        return OTHER[name]
+    return True if False in allowed else 2
+
+
+@pytest.mark.parametrize(
+    ("scheme", "name", "allowed"),
+    [("fullshared", name, allowed) for name, allowed, _ in UNSHARABLE]
+    + [("icarus", name, allowed) for name, allowed, _ in (*UNSHARABLE, *UNPAIRABLE)],
+)
+def test_each_option_is_refused_by_name(scheme: str, name: str, allowed: tuple[Any, ...]) -> None:
+    with pytest.raises(Refused) as refused:
+        validate_sharing(_args(kv_sharing=scheme, **{name: _other(name, allowed)}))
+    said = str(refused.value)
+    assert said.startswith("--" + name.replace("_", "-"))
+    assert f"--kv-sharing {scheme}" in said
+    assert "--kv-sharing nonshared" in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("name", [name for name, _, _ in (*UNSHARABLE, *UNPAIRABLE)])
+def test_nonshared_refuses_none_of_them(name: str) -> None:
+    allowed = dict((n, a) for n, a, _ in (*UNSHARABLE, *UNPAIRABLE))[name]
+    validate_sharing(_args(kv_sharing="nonshared", **{name: _other(name, allowed)}))
+
+
+def test_an_unknown_scheme_is_refused() -> None:
+    with pytest.raises(Refused, match="--kv-sharing shared is unknown; choose one of nonshared, icarus, fullshared"):
+        validate_sharing(_args(kv_sharing="shared"))
+
+
+def test_one_adapter_slot_is_not_enough() -> None:
+    with pytest.raises(Refused, match="--max-loras-per-batch 1 leaves no slot"):
+        validate_sharing(_args(max_loras_per_batch=1))
+
+
+@pytest.mark.parametrize("scheme", ["nonshared", "fullshared"])
+def test_allow_kv_adapters_belongs_to_icarus(scheme: str) -> None:
+    with pytest.raises(Refused, match="--allow-kv-adapters needs --kv-sharing icarus"):
+        validate_sharing(_args(kv_sharing=scheme, allow_kv_adapters=True))
+
+
+@pytest.mark.parametrize("form", ["dict", "pairs", "records"])
+def test_an_adapter_is_refused_in_whatever_form_it_is_given(
+    checkpoint: Callable[[str], tiny.Checkpoint], tmp_path: Path, form: str
+) -> None:
+    path = str(tiny.save_adapter(checkpoint("llama").model, tmp_path, seed=1, modules=["q_proj", "v_proj"]))
+    paths = {"dict": {"bad": path}, "pairs": [f"bad={path}"], "records": [{"lora_name": "bad", "lora_path": path}]}
+    with pytest.raises(Refused, match="Adapter 'bad' updates v_proj, which has no effect under --kv-sharing icarus"):
+        validate_sharing(_args(lora_paths=paths[form]))
+    validate_sharing(_args(lora_paths=paths[form], allow_kv_adapters=True))
+
+
+def _serve(*arguments: str) -> tuple[int, str]:
+    """Exit code and output of a `sglang serve` that is expected to end by itself."""
+    command = [str(Path(sys.executable).with_name("sglang")), "serve", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_command_ends_with_the_sentence_alone(checkpoint: Callable[[str], tiny.Checkpoint]) -> None:
+    code, output = _serve(
+        "--model-path", str(checkpoint("llama").model), "--kv-sharing", "icarus", "--speculative-algorithm", "NGRAM"
+    )  # fmt: skip
+    assert code == 1
+    assert "Traceback" not in output
+    assert output.strip().splitlines()[-1].startswith("descant: --speculative-algorithm NGRAM cannot be used with")
+
+
+def test_a_mixture_of_experts_is_refused_by_name(tmp_path: Path) -> None:
+    """Known only once the model is loaded: a worker says it, and the server ends."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(
+        vocab_size=tiny.VOCAB_SIZE,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=None,
+    )
+    MixtralForCausalLM(config).save_pretrained(tmp_path / "moe")
+    tiny.save_tokenizer(tmp_path / "moe")
+    code, output = _serve(
+        "--model-path", str(tmp_path / "moe"), "--kv-sharing", "icarus", "--dtype", "float32", "--max-total-tokens", "512",
+        "--enable-lora", "--max-lora-rank", "8", "--lora-target-modules", "q_proj", "o_proj",
+    )  # fmt: skip
+    assert code != 0
+    assert "--kv-sharing icarus cannot serve MixtralForCausalLM: it is a mixture of experts;" in output
