@@ -61,7 +61,7 @@ def test_an_arrow_that_is_not_allowed_is_seen(tmp_path: Path) -> None:
     assert _imports(wrong) == ["descant.sglang_ext.rows", "sglang.srt.utils"]
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "sglang_ext/schemes").glob("*.py")) + [ROOT / "sglang_ext/rows.py"])
+@pytest.mark.parametrize("path", [*sorted((ROOT / "sglang_ext/schemes").glob("*.py")), ROOT / "sglang_ext/rows.py"])
 def test_schemes_need_no_engine(path: Path) -> None:
     """They are asked by tools that start no engine, so they import neither torch nor SGLang."""
     for name in _imports(path):

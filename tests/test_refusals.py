@@ -54,7 +54,7 @@ def test_each_option_is_refused_by_name(scheme: str, name: str, allowed: tuple[A
 
 @pytest.mark.parametrize("name", [name for name, _, _ in (*UNSHARABLE, *UNPAIRABLE)])
 def test_nonshared_refuses_none_of_them(name: str) -> None:
-    allowed = dict((n, a) for n, a, _ in (*UNSHARABLE, *UNPAIRABLE))[name]
+    allowed = {n: a for n, a, _ in (*UNSHARABLE, *UNPAIRABLE)}[name]
     validate_sharing(_args(kv_sharing="nonshared", **{name: _other(name, allowed)}))
 
 
@@ -119,8 +119,8 @@ def test_a_mixture_of_experts_is_refused_by_name(tmp_path: Path) -> None:
     MixtralForCausalLM(config).save_pretrained(tmp_path / "moe")
     tiny.save_tokenizer(tmp_path / "moe")
     code, output = _serve(
-        "--model-path", str(tmp_path / "moe"), "--kv-sharing", "icarus", "--dtype", "float32", "--max-total-tokens", "512",
-        "--enable-lora", "--max-lora-rank", "8", "--lora-target-modules", "q_proj", "o_proj",
+        "--model-path", str(tmp_path / "moe"), "--kv-sharing", "icarus", "--max-total-tokens", "512",
+        "--dtype", "float32", "--enable-lora", "--max-lora-rank", "8", "--lora-target-modules", "q_proj", "o_proj",
     )  # fmt: skip
     assert code != 0
     assert "--kv-sharing icarus cannot serve MixtralForCausalLM: it is a mixture of experts;" in output
