@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,23 +13,12 @@ from typing import Any
 from descant.agents.safetensors_file import StoredTensor, is_zero, read_header
 from descant.runtime.errors import DescantError
 from descant.sglang_ext.schemes import SCHEMES
+from descant.sglang_ext.schemes.adapters import UNSUPPORTED_OPTIONS, refusal, refusal_of_modules, targeted_modules
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 LORA_TENSOR = re.compile(r"(?:^|\.)(?P<module>\w+)\.lora_(?:embedding_)?(?P<half>[AB])(?:\.weight)?$")
 LAYER = re.compile(r"\.layers\.(\d+)\.")
-ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-# Options of a PEFT config whose arithmetic SGLang does not carry out (sglang_ext/lora.py refuses the same ones).
-UNSUPPORTED_OPTIONS = {
-    "rank_pattern": "a rank per module",
-    "alpha_pattern": "an alpha per module",
-    "modules_to_save": "fully trained modules",
-    "lora_bias": "a LoRA bias",
-    "use_qalora": "QALoRA",
-    "alora_invocation_tokens": "activated LoRA",
-    "arrow_config": "Arrow routing",
-    "trainable_token_indices": "trained tokens",
-}
 
 
 @dataclass(frozen=True)
@@ -49,13 +39,15 @@ class ModuleUpdate:
 class AdapterReport:
     """What is in an adapter's folder.
 
-    targets: the modules that its config names; empty if the config gives a pattern.
+    config: its adapter_config.json.
+    targets: the modules that the config names; empty if it gives a pattern.
     updates: what its weights really hold.
     flaws: sentences on why no scheme can serve it.
     notes: sentences worth knowing that do not stop it.
     """
 
     path: Path
+    config: Mapping[str, Any]
     base_model: str
     rank: int
     alpha: float
@@ -69,11 +61,16 @@ class AdapterReport:
         return self.path.resolve().name
 
     def refusal(self, scheme: str) -> str | None:
-        """One sentence on why `scheme` cannot serve the adapter, or None. The server asks the same of its config."""
+        """One sentence on why `scheme` cannot serve the adapter, or None.
+
+        The server judges the config; here the weights are judged too, since they may update more than the config says.
+        """
         if self.flaws:
             return self.flaws[0]
-        modules = {*self.targets, *(update.name for update in self.updates)}
-        return SCHEMES[scheme].refuse_adapter(self.name, modules)
+        updated = {update.name for update in self.updates}
+        return refusal(SCHEMES[scheme], self.name, self.config) or refusal_of_modules(
+            SCHEMES[scheme], self.name, updated
+        )
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -108,7 +105,8 @@ def inspect_adapter(path: Path) -> AdapterReport:
     except (KeyError, TypeError, ValueError):
         rank, alpha = 0, 0.0
     halves = _by_module(tensors)
-    targets = _config_targets(config)
+    pattern = isinstance(config.get("target_modules"), str) and config["target_modules"] not in ("all-linear", "all")
+    targets = () if pattern else tuple(sorted(targeted_modules(config.get("target_modules"))))
     updates = tuple(
         ModuleUpdate(
             name=module,
@@ -119,13 +117,14 @@ def inspect_adapter(path: Path) -> AdapterReport:
     )
     return AdapterReport(
         path=path,
+        config=config,
         base_model=str(config.get("base_model_name_or_path") or "not named"),
         rank=rank,
         alpha=alpha,
         targets=targets,
         updates=updates,
         flaws=tuple(_flaws(path, config, rank, tensors, halves)),
-        notes=tuple(_notes(path, config, targets, updates)),
+        notes=tuple(_notes(path, config, tensors, targets, updates)),
     )
 
 
@@ -144,15 +143,6 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise DescantError(f"{file} holds no JSON object: save the adapter again.")
     return config
-
-
-def _config_targets(config: dict[str, Any]) -> tuple[str, ...]:
-    targets = config.get("target_modules")
-    if targets in ("all-linear", "all"):
-        return ALL_LINEAR
-    if not isinstance(targets, list):
-        return ()  # a pattern, which the weights' names answer
-    return tuple(sorted({str(target).rsplit(".", 1)[-1] for target in targets}))
 
 
 def _by_module(tensors: dict[str, StoredTensor]) -> dict[str, dict[str, list[str]]]:
@@ -179,26 +169,10 @@ def _flaws(
         )
     if config.get("use_dora"):
         flaws.append(f"{name} is a DoRA adapter, which SGLang cannot load: train it with use_dora=False.")
-    for option, meaning in UNSUPPORTED_OPTIONS.items():
-        if config.get(option):
-            flaws.append(
-                f"{name} uses {option} ({meaning}), which SGLang does not compute: "
-                f"train or export it without this option."
-            )
-    if config.get("bias", "none") != "none":
-        flaws.append(
-            f"{name} trains biases (bias={config['bias']!r}), which SGLang ignores: train it with bias='none'."
-        )
     if rank <= 0:
         flaws.append(f"{name} has no rank r or no lora_alpha in {CONFIG}: save the adapter again.")
     if not halves:
         flaws.append(f"{name} holds no LoRA tensors in {WEIGHTS}: save the trained adapter again.")
-    strangers = [tensor for tensor in tensors if not LORA_TENSOR.search(tensor)]
-    if strangers and not flaws:
-        flaws.append(
-            f"{name} holds {len(strangers)} tensors that are no LoRA pairs (such as {strangers[0]}), "
-            f"which SGLang ignores: export it with LoRA weights only."
-        )
     for module, names in halves.items():
         if len(names["A"]) != len(names["B"]):
             flaws.append(
@@ -219,9 +193,19 @@ def _flaws(
 
 
 def _notes(
-    path: Path, config: dict[str, Any], targets: tuple[str, ...], updates: tuple[ModuleUpdate, ...]
+    path: Path,
+    config: dict[str, Any],
+    tensors: dict[str, StoredTensor],
+    targets: tuple[str, ...],
+    updates: tuple[ModuleUpdate, ...],
 ) -> list[str]:
-    notes = []
+    notes = [
+        f"It uses {option} ({meaning}), which SGLang does not compute: nonshared serves it without, the others refuse."
+        for option, meaning in UNSUPPORTED_OPTIONS.items()
+        if config.get(option)
+    ]
+    if strangers := [name for name in tensors if not LORA_TENSOR.search(name)]:
+        notes.append(f"{len(strangers)} tensors are no LoRA pairs, such as {strangers[0]}: SGLang ignores them.")
     held = {update.name for update in updates}
     if targets and (missing := set(targets) - held):
         notes.append(f"{CONFIG} names {', '.join(sorted(missing))}, but there are no weights for it.")

@@ -52,6 +52,6 @@ def render(found: dict[str, Any]) -> Group:
     hooks = Table("", "hook into SGLang", "why", box=None, padding=(0, 2, 0, 0), header_style="bold")
     for hook in found["hooks"]:
         took = Text("took", "green") if hook["took"] else Text("did not take", "bold red")
-        hooks.add_row(took, Text(hook["target"]), Text(hook["reason"]))
+        hooks.add_row(took, Text(".".join(hook["target"].split(".")[-2:])), Text(hook["reason"]))
     problems = [Text(f"Problem: {problem}", "bold red") for problem in found["problems"]]
     return Group(facts, Text(), hooks, Text(), *(problems or [Text("No problems found.", "green")]))
