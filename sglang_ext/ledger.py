@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from sglang.srt.runtime_context import get_observability, get_parallel
 
 BASE = "base"  # the writer and reader that requests without an adapter are booked under
 
@@ -18,15 +17,16 @@ class Ledger:
     """Who wrote what, and who read it.
 
     writer: [slots] int32, index into `agents`; meaningful for slots that the radix tree owns.
+    metrics: whether the totals also go to Prometheus (one worker's should).
     """
 
-    def __init__(self, slots: int, device: torch.device | str) -> None:
+    def __init__(self, slots: int, device: torch.device | str, metrics: bool = False) -> None:
         self.writer = torch.zeros(slots, dtype=torch.int32, device=device)
         self.agents: list[str] = [BASE]
         self._index: dict[str, int] = {BASE: 0}
         self._reads: dict[tuple[str, str], int] = {}  # (writer, reader) -> cached tokens
         self._prompts: dict[str, int] = {}  # reader -> prompt tokens
-        self._metrics = _Metrics() if get_observability().enable_metrics and get_parallel().tp_rank == 0 else None
+        self._metrics = _Metrics() if metrics else None
 
     def _agent(self, name: str) -> int:
         if name not in self._index:

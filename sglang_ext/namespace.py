@@ -24,10 +24,19 @@ def init_request(original: Callable[..., None], req: Any, *args: Any, **kwargs: 
     lora_id = call.arguments.pop("lora_id", None)
     original(*call.args, **call.kwargs)
     req.lora_id = lora_id
-    if active_scheme().pairs_rows and (req.input_embeds is not None or req.positional_embed_overrides is not None):
-        req.set_finish_with_abort(
-            f"Input embeddings cannot be used with --kv-sharing {active_scheme().name}; send token ids or text."
-        )
+    if active_scheme().pairs_rows and (reason := _unpairable(req)):
+        req.set_finish_with_abort(reason)
+
+
+def _unpairable(req: Any) -> str | None:
+    """Why paired rows cannot answer this request, or None."""
+    scheme = active_scheme().name
+    if req.input_embeds is not None or req.positional_embed_overrides is not None:
+        return f"Input embeddings cannot be used with --kv-sharing {scheme}; send token ids or text."
+    if req.lora_id is not None and (req.token_indices_to_pool or req.multi_item_delimiter_indices):
+        # They read logits inside the prompt, where an adapter has no decoder row.
+        return f"Scoring inside a prompt cannot use an adapter with --kv-sharing {scheme}; ask for input logprobs."
+    return None
 
 
 def record_agent(original: Callable[..., None], scheduler: Any, req: Any, lora_name: str | None) -> None:

@@ -12,6 +12,7 @@ from sglang.srt.mem_cache.registry import (
     register_radix_cache_backend,
 )
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from sglang.srt.runtime_context import get_observability, get_parallel
 
 from descant.sglang_ext.ledger import Ledger
 from descant.sglang_ext.server_args import RADIX_BACKEND
@@ -24,7 +25,9 @@ class AgentRadixCache(UnifiedRadixCache):
         super().__init__(params)
         allocator = params.token_to_kv_pool_allocator
         # Slot 0 is upstream's padding; a page more covers the last page's slots.
-        self.ledger = Ledger(allocator.size + allocator.page_size + 1, params.req_to_token_pool.req_to_token.device)
+        slots = allocator.size + allocator.page_size + 1
+        metrics = bool(get_observability().enable_metrics) and get_parallel().tp_rank == 0
+        self.ledger = Ledger(slots, params.req_to_token_pool.req_to_token.device, metrics)
 
     def prefix_device_indices(self, req: Any) -> torch.Tensor:
         """Upstream asks for them once, when it admits a request that found a prefix."""
