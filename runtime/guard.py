@@ -70,7 +70,8 @@ def _ended(process: psutil.Process, child: subprocess.Popen[bytes]) -> bool:
 
 
 def _wait_for_end_of_input(stop: threading.Event) -> None:
-    sys.stdin.buffer.read()
+    while os.read(sys.stdin.fileno(), 4096):  # unbuffered: a buffer's lock would abort the interpreter's exit
+        pass
     stop.set()
 
 

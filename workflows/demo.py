@@ -18,7 +18,7 @@ from descant.workflows.screen import Screen, costs, totals
 from descant.workflows.trajectory import replay
 
 # A KV cache for this one conversation: the default takes most of the machine's memory, and the time to allocate it.
-SERVER_OPTIONS = ("--max-total-tokens", "16384", "--max-running-requests", "8")
+SERVER_OPTIONS = ("--dtype", "float32", "--max-total-tokens", "16384", "--max-running-requests", "8")
 
 
 def run(console: Console, model: Path | None, question: str, turns: int, with_replay: bool) -> None:
