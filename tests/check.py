@@ -60,26 +60,26 @@ def input_is_exact(
     start: int,
     scheme: str = "icarus",
 ) -> None:
-    """Input log-probabilities from `start` on, and the top ones and named ones where asked for, are the reference's.
+    """Input log-probabilities from `start` on, and the top and the named ones where asked for, are the reference's.
 
-    Entry i tells of token `start + i`, given all before it; the sequence's first token has none.
+    Entry i tells of token `start + i` given all before it. Entry 0 is empty: position `start - 1` gives no logits.
     """
     meta = response["meta_info"]
-    reported = meta["input_token_logprobs"]
-    assert [entry[1] for entry in reported] == list(prompt[start:])
-    positions = torch.arange(max(start, 1), len(prompt))
-    logprobs = expected(reference, prompt, adapter, scheme)[positions - 1]
-    skip = len(prompt) - start - len(positions)
-    assert all(entry[0] is None for entry in reported[:skip])
-    own = logprobs[torch.arange(len(positions)), torch.tensor(prompt)[positions]]
-    _close([entry[0] for entry in reported[skip:]], own, f"{adapter}: input log-probabilities from {start}")
+    (_, first, _), *reported = meta["input_token_logprobs"]
+    tokens = list(prompt[start:])
+    assert [first, *(entry[1] for entry in reported)] == tokens
+    logprobs = expected(reference, prompt, adapter, scheme)[start:-1]
+    own = logprobs[torch.arange(len(reported)), tokens[1:]]
+    _close([entry[0] for entry in reported], own, f"{adapter}: input log-probabilities from {start}")
 
-    for row, entries in zip(logprobs, (meta.get("input_top_logprobs") or [])[skip:], strict=False):
-        best = row.topk(len(entries))
-        _close([entry[0] for entry in entries], best.values, f"{adapter}: top input log-probabilities")
-        _close([entry[0] for entry in entries], row[[entry[1] for entry in entries]], f"{adapter}: top input tokens")
-    for row, entries in zip(logprobs, (meta.get("input_token_ids_logprobs") or [])[skip:], strict=False):
-        _close([entry[0] for entry in entries], row[[entry[1] for entry in entries]], f"{adapter}: named input tokens")
+    for key in ("input_top_logprobs", "input_token_ids_logprobs"):
+        if meta.get(key) is None:
+            continue
+        for row, entries in zip(logprobs, meta[key][1:], strict=True):
+            ids = [entry[1] for entry in entries]
+            _close([entry[0] for entry in entries], row[ids], f"{adapter}: {key}")
+            if key == "input_top_logprobs":
+                _close([entry[0] for entry in entries], row.topk(len(ids)).values, f"{adapter}: {key}, the best ones")
 
 
 def _close(reported: Sequence[float], wanted: Tensor, what: str) -> None:

@@ -11,11 +11,12 @@ import pytest
 import tiny
 import torch
 import transformers
+from deployments import DEPLOYMENTS
 from reference import Reference
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # every checkpoint is a local folder
 transformers.utils.logging.disable_progress_bar()
-torch.set_num_threads(2)
+torch.set_num_threads(1)
 
 _SERVERS = engine.Pool()
 
@@ -37,12 +38,42 @@ def reference(checkpoint: Callable[[str], tiny.Checkpoint]) -> Callable[[str], R
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., engine.Server]]:
     """`serve(checkpoint, **server_args)`: a running server for these arguments, its cache empty.
 
-    Only the last one runs: asking for other arguments stops it, so that tests with the same arguments should follow
-    one another.
+    Only the last one runs: asking for other arguments stops it.
     """
     _SERVERS.logs = tmp_path_factory.mktemp("servers")
     yield _SERVERS.get
     _SERVERS.stop()
+
+
+@pytest.fixture
+def server(
+    deployment: str, serve: Callable[..., engine.Server], checkpoint: Callable[[str], tiny.Checkpoint]
+) -> engine.Server:
+    """The running ICaRus server of a test marked `@on(deployment)`, its cache empty."""
+    return serve(checkpoint(deployment), kv_sharing="icarus", **DEPLOYMENTS[deployment])
+
+
+@pytest.fixture
+def page(deployment: str) -> int:
+    """Tokens in a page of that server's KV pool: only whole pages are shared."""
+    return DEPLOYMENTS[deployment].get("page_size", 1)
+
+
+@pytest.fixture
+def ours(deployment: str, reference: Callable[[str], Reference]) -> Reference:
+    """The reference for what that server serves."""
+    return reference(deployment)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests of one deployment after one another, whatever file they are in: each server then starts once."""
+
+    def place(item: pytest.Item) -> int:
+        callspec = getattr(item, "callspec", None)
+        deployment = callspec.params.get("deployment") if callspec is not None else None
+        return list(DEPLOYMENTS).index(deployment) if deployment is not None else -1
+
+    items.sort(key=place)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

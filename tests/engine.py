@@ -9,15 +9,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 import tiny
-
-T = TypeVar("T")
 
 START_SECONDS = 180
 ANSWER_SECONDS = 120
@@ -50,21 +49,24 @@ class Server:
         args: SGLang's options by their Python names; True gives a bare flag, a list or a dict several words.
         log: where its output goes.
         env: environment variables beyond this process's own.
+        module: a module to run in place of the command, as `python -m` would.
 
     Raises:
         RuntimeError: the server ended, or was not ready in `START_SECONDS`; the message has the log's end.
     """
 
-    def __init__(self, args: Mapping[str, Any], log: Path, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, args: Mapping[str, Any], log: Path, env: Mapping[str, str] | None = None, module: str | None = None
+    ) -> None:
         self.log = log
         self.url = f"http://127.0.0.1:{(port := free_port())}"
-        command = [str(Path(sys.executable).with_name("sglang")), "serve", *_flags({**args, "port": port})]
+        sglang = [sys.executable, "-m", module] if module else [str(Path(sys.executable).with_name("sglang")), "serve"]
         with log.open("w") as output:
             self.process = subprocess.Popen(
-                command,
+                [*sglang, *_flags({**args, "port": port})],
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **(env or {})},
+                env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},  # a tiny model gains nothing from more
                 start_new_session=True,
             )
         self.http = httpx.Client(base_url=self.url, timeout=ANSWER_SECONDS)
@@ -93,15 +95,11 @@ class Server:
     def stop(self) -> None:
         """End the server and every process it started."""
         self.http.close()
-        for how in (signal.SIGTERM, signal.SIGKILL):
-            try:
-                os.killpg(self.process.pid, how)
-            except ProcessLookupError:
-                break
-            try:
-                self.process.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                continue
+        self.process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=10)
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # its own session, and so its workers too
         self.process.wait()
 
     def body(
@@ -129,7 +127,7 @@ class Server:
         assert answer.status_code == 200, f"{answer.status_code}: {answer.text}\n{self.log_tail()}"
         return answer.json()
 
-    def stream(self, tokens: Sequence[int], adapter: str | None = None, **request: Any) -> Iterator[dict[str, Any]]:
+    def stream(self, tokens: Sequence[int], adapter: str | None = None, **request: Any) -> Generator[dict[str, Any]]:
         """As `generate`, yielding each chunk as it comes; a chunk holds all output so far."""
         with self.http.stream("POST", "/generate", json=self.body(tokens, adapter, stream=True, **request)) as answer:
             assert answer.status_code == 200, answer.read()
@@ -138,9 +136,14 @@ class Server:
                     yield json.loads(line.removeprefix("data: "))
 
     def flush(self) -> None:
-        """Empty the cache; fails if a request is still running or holds slots."""
-        answer = self.http.post("/flush_cache", params={"timeout": 20})
-        assert answer.status_code == 200, answer.text
+        """Empty the cache; fails if a request is still running, or holds slots, after 20 s.
+
+        The scheduler refuses for a moment after each answer, and would sleep a second before it looks again.
+        """
+        deadline = time.monotonic() + 20
+        while (answer := self.http.post("/flush_cache")).status_code != 200:
+            assert time.monotonic() < deadline, answer.text
+            time.sleep(0.02)
 
     def info(self) -> dict[str, Any]:
         return self.http.get("/server_info").raise_for_status().json()
@@ -152,7 +155,7 @@ class Server:
         return self.http.post("/unload_lora_adapter", json={"lora_name": name})
 
 
-def together(calls: Sequence[Callable[[], T]]) -> list[T]:
+def together(calls: Sequence[Callable[[], Any]]) -> list[Any]:
     """Run all `calls` at once, each in a thread, and return their results in order."""
     with ThreadPoolExecutor(max_workers=len(calls)) as threads:
         return [future.result() for future in [threads.submit(call) for call in calls]]
@@ -184,7 +187,10 @@ class Pool:
             "lora_paths": adapters,
             "max_loras_per_batch": 4,
             "max_total_tokens": 8192,
+            "page_size": 1,
+            "constrained_json_disable_any_whitespace": True,  # random models would write spaces for ever
             "skip_server_warmup": True,
+            "sleep_on_idle": True,
             "log_level": "info",
             **args,
         }

@@ -33,12 +33,17 @@ BOS, EOS = "<|bos|>", "<|eos|>"
 # What ICaRus can train: everything but the two projections that write the cache.
 AGENT_MODULES = ("q_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
-# The adapters that every tiny model is served with, each of another rank and scaling.
-AGENTS: Mapping[str, Mapping[str, Any]] = {
+# The adapters that every tiny model is served with, each of another rank. The first three are the usual agents; the
+# rest update only some modules or layers, and with them there are more adapters than a batch has slots for.
+ADAPTERS: Mapping[str, Mapping[str, Any]] = {
     "plan": {"seed": 11, "rank": 8, "alpha": 16},
     "act": {"seed": 12, "rank": 4, "alpha": 4},
     "reflect": {"seed": 13, "rank": 16, "alpha": 16},
+    "wide": {"seed": 14, "rank": 32, "alpha": 32, "modules": ("o_proj", "gate_proj")},
+    "narrow": {"seed": 15, "rank": 2, "alpha": 8, "modules": ("q_proj", "down_proj")},
+    "upper": {"seed": 16, "rank": 6, "alpha": 6, "layers_to_transform": [1, 2]},
 }
+AGENTS = ("plan", "act", "reflect")
 
 _CORPUS = (
     "The planner thinks, the actor looks things up, and the critic reflects on what they found. "
@@ -169,13 +174,14 @@ class Checkpoint:
 
 
 def save_checkpoint(family: str, root: Path) -> Checkpoint:
-    """Save the tiny model of `family` and its `AGENTS` under `root`."""
+    """Save the tiny model of `family` and its `ADAPTERS` under `root`."""
     model = save_model(family, root / family)
-    adapters = {name: save_adapter(model, root / f"{family}-{name}", **spec) for name, spec in AGENTS.items()}
+    adapters = {name: save_adapter(model, root / f"{family}-{name}", **spec) for name, spec in ADAPTERS.items()}
     return Checkpoint(model, adapters)
 
 
 def random_tokens(length: int, seed: int) -> list[int]:
-    """`length` ordinary token ids (no bos, no eos), the same for the same seed."""
+    """`length` ordinary token ids, the same for the same seed: no bos, no eos, and not the last id of the vocabulary,
+    which the engine reports as 0 in input log-probabilities."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(2, VOCAB_SIZE, (length,), generator=generator).tolist()
+    return torch.randint(2, VOCAB_SIZE - 1, (length,), generator=generator).tolist()
