@@ -130,7 +130,7 @@ def demo(
         ),
     ] = None,
     question: Annotated[str | None, typer.Option(help="What to ask.", show_default=False)] = None,
-    turns: Annotated[int, typer.Option(help="How many turns the agents take at most.", min=2)] = 8,
+    turns: Annotated[int, typer.Option(help="How many turns the agents take at most.", min=1)] = 7,
     replay: Annotated[bool, typer.Option(help="Replay the trajectory under nonshared, to compare.")] = True,
 ) -> None:
     """Watch three agents answer a question on one KV cache, and see what sharing it saves."""

@@ -7,6 +7,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from descant.agents.lookup import Lookup
 from descant.agents.standin import LABEL, standin_adapters
@@ -19,6 +21,10 @@ from descant.workflows.trajectory import replay
 
 # A KV cache for this one conversation: the default takes most of the machine's memory, and the time to allocate it.
 SERVER_OPTIONS = ("--dtype", "float32", "--max-total-tokens", "16384", "--max-running-requests", "8")
+
+CAVEAT = (
+    "They make each agent's words its own but have learned no role, and the model is small: the answer may be wrong."
+)
 
 
 def run(console: Console, model: Path | None, question: str, turns: int, with_replay: bool) -> None:
@@ -36,7 +42,6 @@ def run(console: Console, model: Path | None, question: str, turns: int, with_re
     checkpoint = model or demo_checkpoint(console)
     with console.status(f"Making {LABEL} adapters"):
         adapters = standin_adapters(checkpoint)
-    console.print(f"[bold]Model[/]     {MODEL_NAME if model is None else model}")
     console.print(
         f"[bold]Agents[/]    {', '.join(adapters)}: {LABEL} LoRA adapters. They make each agent's outputs its"
     )

@@ -9,31 +9,31 @@ from descant.agents.lookup import Lookup
 from descant.runtime.client import Client
 from descant.workflows.trajectory import Trajectory
 
-QUESTION = "What is the capital of the country that borders Portugal?"
+QUESTION = "What are the capitals of Portugal and Mongolia?"
 INSTRUCTIONS = """\
 You answer questions about the world with facts from a tool. Work in lines:
-Plan: say what to look up next, and why.
+Plan: what to look up next, and why.
 Action: Lookup[place] to read facts about a place, or Finish[answer] to answer.
 Observation: what the tool said.
-Reflect: say what the observation tells about the question.
+Reflect: what the observation tells about the question.
 
 Here is an example.
-Question: What is the currency of the country that borders Denmark?
-Plan: The question is about the country that borders Denmark, so look up Denmark first.
+Question: What are the currencies of Denmark and Japan?
+Plan: Look up Denmark to read its currency.
 Action: Lookup[Denmark]
 Observation: Denmark is a country in Europe; its currency is the Krone; its neighbours are Germany.
-Reflect: Denmark has the neighbour Germany, so the question is about the currency of Germany.
-Plan: The currency of Germany is still missing, so look up Germany.
-Action: Lookup[Germany]
-Observation: Germany is a country in Europe; its currency is the Euro; its neighbours are Denmark, France.
-Reflect: Germany has the currency Euro, so the answer is Euro.
-Plan: The question is answered.
-Action: Finish[Euro]"""
-SENTENCE = r" [A-Z][^\n\[\].;]{8,110}\."
-ANSWER = r"Finish\[[A-Za-z0-9][^\[\]\n]{0,38}\]"
-ANY_PLACE = r"[A-Z][^\[\]\n]{1,38}"
+Reflect: The currency of Denmark is the Krone.
+Plan: Look up Japan to read its currency.
+Action: Lookup[Japan]
+Observation: Japan is a country in Asia; its currency is the Yen; it has no neighbours by land.
+Reflect: The currency of Japan is the Yen.
+Action: Finish[Krone and Yen]"""
+# No counted repetition, {8,110}: the server would take seconds to compile it. The length is max_new_tokens' to bound.
+SENTENCE = r" [A-Z][^\n\[\].;,]+\."
+ANSWER = r" Finish\[[A-Za-z0-9][^\[\]\n]*\]"
+PLACE = r"[A-Z][^\[\]\n]*"
 SENTENCE_TOKENS = 40
-ACTION_TOKENS = 64  # more than the regex can need: an action is never cut
+ACTION_TOKENS = 32
 
 
 class Audience(Protocol):
@@ -62,12 +62,12 @@ def plan_act_reflect(client: Client, question: str, turns: int, lookup: Lookup, 
 
     named = lookup.known_in(question)
     read: set[str] = set()
-    for rounds_left in reversed(range((turns + 1) // 3)):
-        speak("plan", "Plan:", SENTENCE, SENTENCE_TOKENS)
+    for _ in range((turns - 1) // 3):
         unread = [place for place in dict.fromkeys(named) if place not in read]
-        if rounds_left == 0 or (read and not unread):
+        if read and not unread:
             break
-        places = "|".join(map(re.escape, unread)) or ANY_PLACE
+        speak("plan", "Plan:", SENTENCE, SENTENCE_TOKENS)
+        places = "|".join(map(re.escape, unread)) or PLACE
         action = speak("act", "\nAction:", rf" Lookup\[({places})\]", ACTION_TOKENS)
         fact = lookup(action.strip().removeprefix("Lookup[").removesuffix("]"))
         read.add(fact.entity)
@@ -76,7 +76,7 @@ def plan_act_reflect(client: Client, question: str, turns: int, lookup: Lookup, 
         audience.tool_says(fact.text)
         speak("reflect", "\nReflect:", SENTENCE, SENTENCE_TOKENS)
         trajectory.append("\n")
-    speak("act", "\nAction:", f" {ANSWER}", ACTION_TOKENS)
+    speak("act", "Action:", ANSWER, ACTION_TOKENS)
     return trajectory
 
 

@@ -57,14 +57,14 @@ def costs(steps: Sequence[Step], replayed: Sequence[Turn] | None) -> Table:
     Args:
         replayed: the same turns under `nonshared`, for comparison.
     """
-    table = Table(box=box.SIMPLE_HEAD, title="Prompt tokens and time to first token (TTFT)", title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("turn", justify="right")
     table.add_column("agent")
-    numbers = ["prompt tokens", "icarus: cached", "icarus: from other agents", "icarus: TTFT"]
+    headers = ["prompt\ntokens", "icarus\ncached", "of others", "icarus\nTTFT"]
     if replayed:
-        numbers += ["nonshared: cached", "nonshared: TTFT"]
-    for header in numbers:
-        table.add_column(header, justify="right", min_width=6)
+        headers += ["nonshared\ncached", "nonshared\nTTFT"]
+    for header in headers:
+        table.add_column(header, justify="right")
     for number, step in enumerate(steps, 1):
         turn = step.turn
         row = [str(turn.prompt_tokens), str(turn.cached_tokens), str(turn.cross_agent), f"{turn.ttft:.2f} s"]
@@ -81,8 +81,9 @@ def totals(steps: Sequence[Step], replayed: Sequence[Turn] | None) -> list[str]:
     prompt = sum(turn.prompt_tokens for turn in shared)
     crossed = sum(turn.cross_agent for turn in shared)
     lines = [
+        "TTFT: time to first token. Of others: cached tokens that another agent's request had put there.",
         f"Prompt tokens in all: {prompt}; {crossed} of them ({crossed / prompt:.0%}) were KV that another agent had "
-        f"left in the cache."
+        f"left in the cache.",
     ]
     if replayed:
         computed, computed_alone = (sum(turn.prefilled for turn in turns) for turns in (shared, replayed))

@@ -1,0 +1,94 @@
+"""`descant demo` on the real model and the real engine, and what it leaves behind: nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+DESCANT = Path(sys.executable).with_name("descant")
+PATIENCE_S = 180
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """That of a machine which has not run the demo: its cache folder is empty."""
+    base = tmp_path_factory.mktemp("demo")
+    (base / "tmp").mkdir()
+    return {**os.environ, "DESCANT_CACHE": str(base / "cache"), "TMPDIR": str(base / "tmp"), "COLUMNS": "100"}
+
+
+def test_the_demo_shows_each_turn_and_what_sharing_saved(environment: dict[str, str]) -> None:
+    result = subprocess.run(
+        [DESCANT, "demo", "--turns", "4"], capture_output=True, text=True, timeout=540, env=environment
+    )
+    assert result.returncode == 0, result.stderr
+    shown = result.stdout
+    assert "\x1b" not in shown, "escape codes in a pipe"
+    assert "SmolLM2-135M-Instruct is ready" in shown
+    assert "stand-in (untrained)" in shown
+    turns = re.findall(r"^(plan|act|reflect) +(?:Plan|Action|Reflect): (.+)$", shown, re.MULTILINE)
+    assert [agent for agent, _ in turns] == ["plan", "act", "reflect", "act"]
+    assert turns[1][1] in ("Lookup[Portugal]", "Lookup[Mongolia]")
+    assert re.search("Observation: (Portugal|Mongolia) is a country in (Europe|Asia); its capital is", shown)
+    assert re.fullmatch(r"Finish\[.+\]", turns[3][1])
+
+    row = r"^ +(\d+) +(plan|act|reflect) +(\d+) +(\d+) +(\d+) +[\d.]+ s +(\d+) +[\d.]+ s *$"
+    rows = re.findall(row, shown, re.MULTILINE)
+    assert [agent for _, agent, *_ in rows] == [agent for agent, _ in turns]
+    before, own = 0, {"plan": 0, "act": 0, "reflect": 0}
+    for _, agent, *counts in rows:
+        prompt, cached, crossed, alone = map(int, counts)
+        # Shared: all that any agent has read is cached. Alone: at least what the agent itself has read.
+        assert before <= cached < prompt
+        assert own[agent] <= alone <= cached
+        assert crossed == cached or own[agent] > 0
+        before = own[agent] = prompt
+    assert re.search(r"Prefilled: \d+ tokens under icarus, \d+ under nonshared \(\d\.\d times as many\)", shown)
+    assert not list(Path(environment["TMPDIR"]).glob("descant-*")), "a log or a scratch folder is left"
+
+
+@pytest.mark.parametrize(
+    ("number", "moment", "status"),
+    [
+        pytest.param(signal.SIGINT, "Plan:", 130, id="ctrl-c in a turn"),
+        pytest.param(signal.SIGTERM, "Question", 143, id="term at the server's start"),
+        pytest.param(signal.SIGKILL, "Question", -signal.SIGKILL, id="kill at the server's start"),
+    ],
+)
+def test_no_process_is_left(environment: dict[str, str], number: int, moment: str, status: int) -> None:
+    """Also: a second start makes nothing again."""
+    start = time.monotonic()
+    demo = subprocess.Popen(
+        [DESCANT, "demo", "--no-replay"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    )
+    try:
+        shown = ""
+        assert demo.stdout is not None
+        while moment not in shown:
+            assert time.monotonic() - start < PATIENCE_S
+            piece = demo.stdout.read(1)
+            assert piece, shown
+            shown += piece
+            if shown.endswith("Question"):
+                assert time.monotonic() - start < 15, "the second start is slow"
+        assert "is ready" not in shown
+        while len(below := psutil.Process(demo.pid).children(recursive=True)) < 2:  # the guard and the server
+            time.sleep(0.05)
+        time.sleep(1)
+        below = psutil.Process(demo.pid).children(recursive=True)
+        demo.send_signal(number)
+        assert demo.wait(30) == status
+        # After SIGKILL it is the guard that sees to it, and needs a moment.
+        _, left = psutil.wait_procs(below, timeout=0.1 if number != signal.SIGKILL else 30)
+        assert not left
+        assert "Traceback" not in demo.stdout.read()
+    finally:
+        demo.kill()

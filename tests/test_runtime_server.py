@@ -1,0 +1,110 @@
+"""Starting and stopping a real server, and talking ids to it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import tiny
+
+from descant.runtime import server as server_module
+from descant.runtime.client import Client, RequestError
+from descant.runtime.server import Server, ServerError
+
+OPTIONS = ("--dtype", "float32", "--max-total-tokens", "4096")
+PROMPT = [2 + (7 * i) % 400 for i in range(50)]
+GREEDY = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def client(checkpoint: Callable[[str], tiny.Checkpoint]) -> Iterator[Client]:
+    made = checkpoint("llama")
+    with Server(made.model, made.adapters, options=OPTIONS) as server, Client(server.url) as client:
+        yield client
+
+
+def test_what_streams_is_what_is_returned(client: Client) -> None:
+    pieces: list[str] = []
+    turn = client.generate(PROMPT, adapter="plan", sampling_params=GREEDY, on_text=pieces.append)
+    assert len(turn.output_ids) == 8
+    assert "".join(pieces) == turn.text
+    assert turn.stop_id is None
+    assert turn.prompt_tokens == len(PROMPT)
+    assert 0 < turn.ttft < turn.latency
+
+
+def test_returned_ids_are_a_hit_for_the_next_agent(client: Client) -> None:
+    prompt = [3, *PROMPT]
+    first = client.generate(prompt, adapter="plan", sampling_params=GREEDY)
+    assert (first.cached_tokens, first.cross_agent) == (0, 0)
+    longer = [*prompt, *first.output_ids, 9]
+    second = client.generate(longer, adapter="act", sampling_params=GREEDY)
+    # The last sampled id was never processed, and the new one is new.
+    assert second.cached_tokens == second.cross_agent == len(longer) - 2
+    assert second.prefilled == 2
+    totals = client.server_info()["internal_states"][0]["kv_sharing_totals"]
+    assert {"writer": "plan", "reader": "act", "tokens": len(longer) - 2} in totals["by_writer_reader"]
+
+
+def test_a_stop_token_is_named(client: Client) -> None:
+    free = client.generate(PROMPT, sampling_params=GREEDY)
+    stop = free.output_ids[3]
+    turn = client.generate(PROMPT, sampling_params={**GREEDY, "stop_token_ids": [stop], "ignore_eos": False})
+    assert turn.stop_id == stop
+    assert turn.output_ids == free.output_ids[: free.output_ids.index(stop) + 1]
+
+
+@pytest.mark.parametrize(
+    ("ids", "adapter", "word"),
+    [(PROMPT, "nobody", "nobody"), (PROMPT * 50, "plan", "long"), ([10**7], None, "vocab"), ([], None, "empty")],
+)
+def test_a_refusal_is_one_sentence_and_the_server_goes_on(
+    client: Client, ids: list[int], adapter: str | None, word: str
+) -> None:
+    with pytest.raises(RequestError) as error:
+        client.generate(ids, adapter=adapter, sampling_params=GREEDY)
+    assert word in str(error.value)
+    assert "\n" not in str(error.value)
+    assert client.generate(PROMPT, sampling_params=GREEDY).output_ids
+
+
+def test_text_becomes_ids(client: Client) -> None:
+    assert client.tokenize("the planner") != client.tokenize("the actor")
+
+
+def test_a_model_without_a_chat_template_is_named(client: Client) -> None:
+    with pytest.raises(RequestError, match="chat template"):
+        client.tokenize_chat([{"role": "user", "content": "Hello"}])
+
+
+def test_no_server_is_one_sentence() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        with (
+            Client(f"http://127.0.0.1:{unused.getsockname()[1]}") as client,
+            pytest.raises(RequestError, match=r"cannot be reached .+: see its log\.$"),
+        ):
+            client.generate(PROMPT)
+
+
+def test_a_server_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ServerError) as error, Server(tmp_path / "no-model", log=tmp_path / "log"):
+        pass
+    assert "before it was ready" in str(error.value)
+    assert "no-model" in str(error.value)
+    assert not [child for child in psutil.Process().children() if "descant.runtime.guard" in child.cmdline()]
+
+
+def test_a_taken_port_is_not_the_end(
+    checkpoint: Callable[[str], tiny.Checkpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        ports = iter([taken.getsockname()[1], server_module._free_port()])
+        monkeypatch.setattr(server_module, "_free_port", lambda: next(ports))
+        with Server(checkpoint("llama").model, options=OPTIONS) as server, Client(server.url) as client:
+            assert client.generate(PROMPT, sampling_params=GREEDY).output_ids
