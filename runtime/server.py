@@ -115,9 +115,10 @@ class Server:
         deadline = time.monotonic() + self._ready_timeout
         with httpx.Client(base_url=self.url, trust_env=False, timeout=10.0) as client:
             while time.monotonic() < deadline:
+                # First of all: whoever took the port might answer /health, and SGLang does not end by itself then.
+                if "address already in use" in self._log_text().lower():
+                    raise _PortTaken
                 if (code := self._process.poll()) is not None:
-                    if "address already in use" in self.log.read_text(errors="replace").lower():
-                        raise _PortTaken
                     raise ServerError(
                         f"The server ended with status {code} before it was ready; its log {self.log} ends with:\n"
                         f"{self._log_tail()}"
@@ -142,7 +143,10 @@ class Server:
         self._process = None
 
     def _log_tail(self, lines: int = 15) -> str:
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        return "\n".join(self._log_text().splitlines()[-lines:])
+
+    def _log_text(self) -> str:
+        return self.log.read_text(errors="replace")
 
 
 def _free_port() -> int:

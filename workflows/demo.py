@@ -42,11 +42,13 @@ def run(console: Console, model: Path | None, question: str, turns: int, with_re
     checkpoint = model or demo_checkpoint(console)
     with console.status(f"Making {LABEL} adapters"):
         adapters = standin_adapters(checkpoint)
-    console.print(
-        f"[bold]Agents[/]    {', '.join(adapters)}: {LABEL} LoRA adapters. They make each agent's outputs its"
-    )
-    console.print("          own but have learned no role, and the model is small: the answer may well be wrong.")
-    console.print(f"[bold]Question[/]  {question}\n", highlight=False)
+    about = Table.grid(padding=(0, 2))
+    about.add_column(style="bold")
+    about.add_column()
+    about.add_row("Model", Text(MODEL_NAME if model is None else str(model)))
+    about.add_row("Agents", Text(f"{', '.join(adapters)}: {LABEL} LoRA adapters. {CAVEAT}"))
+    about.add_row("Question", Text(f"{question}\n"))
+    console.print(about)
 
     screen = Screen(console)
     with _serving(console, checkpoint, adapters, "icarus") as client:

@@ -12,10 +12,10 @@ from descant.workflows.trajectory import Trajectory
 QUESTION = "What are the capitals of Portugal and Mongolia?"
 INSTRUCTIONS = """\
 You answer questions about the world with facts from a tool. Work in lines:
-Plan: what to look up next, and why.
+Plan: the place to look up next.
 Action: Lookup[place] to read facts about a place, or Finish[answer] to answer.
 Observation: what the tool said.
-Reflect: what the observation tells about the question.
+Reflect: what that tells about the question.
 
 Here is an example.
 Question: What are the currencies of Denmark and Japan?

@@ -60,7 +60,7 @@ def costs(steps: Sequence[Step], replayed: Sequence[Turn] | None) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("turn", justify="right")
     table.add_column("agent")
-    headers = ["prompt\ntokens", "icarus\ncached", "of others", "icarus\nTTFT"]
+    headers = ["prompt\ntokens", "icarus\ncached", "from\nothers", "icarus\nTTFT"]
     if replayed:
         headers += ["nonshared\ncached", "nonshared\nTTFT"]
     for header in headers:
@@ -81,7 +81,7 @@ def totals(steps: Sequence[Step], replayed: Sequence[Turn] | None) -> list[str]:
     prompt = sum(turn.prompt_tokens for turn in shared)
     crossed = sum(turn.cross_agent for turn in shared)
     lines = [
-        "TTFT: time to first token. Of others: cached tokens that another agent's request had put there.",
+        "TTFT: time to first token. From others: cached tokens that another agent's request had put there.",
         f"Prompt tokens in all: {prompt}; {crossed} of them ({crossed / prompt:.0%}) were KV that another agent had "
         f"left in the cache.",
     ]
