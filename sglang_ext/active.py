@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 from sglang.srt.runtime_context import get_lora
 
 from descant.sglang_ext.schemes import Scheme, scheme_named
 
 
-@cache
 def active_scheme() -> Scheme:
-    """The scheme named by --kv-sharing. Constant from the moment a worker has its configuration."""
+    """The scheme named by --kv-sharing. A program may start one Engine after another, so it is looked up each time."""
     return scheme_named(get_lora().kv_sharing)
 
 

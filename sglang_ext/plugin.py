@@ -29,7 +29,7 @@ class Hook:
 
 def hooks() -> tuple[Hook, ...]:
     """The table. Imports the engine's modules, so it is built when SGLang loads plugins, not when this file is read."""
-    from descant.sglang_ext import lora, namespace, output, setup
+    from descant.sglang_ext import lora, namespace, output, requests, setup
     from descant.sglang_ext.server_args import SharingServerArgs
 
     srt = "sglang.srt"
@@ -39,6 +39,12 @@ def hooks() -> tuple[Hook, ...]:
             "replace",
             SharingServerArgs,
             "the flags --kv-sharing and --allow-kv-adapters",
+        ),
+        Hook(
+            f"{srt}.managers.tokenizer_manager.TokenizerManager.generate_request",
+            "around",
+            requests.check_request,
+            "a token id outside the vocabulary would end the server",
         ),
         Hook(
             f"{srt}.managers.schedule_batch.Req.__init__",
