@@ -49,6 +49,7 @@ def output_is_exact(
     if reported is not None:
         assert [entry[1] for entry in reported] == output
         _close([entry[0] for entry in reported], chosen, f"{adapter}: output log-probabilities")
+    _others_are_exact(adapter, response, "output", scaled, skip=0)
 
 
 def input_is_exact(
@@ -72,13 +73,16 @@ def input_is_exact(
     own = logprobs[torch.arange(len(reported)), tokens[1:]]
     _close([entry[0] for entry in reported], own, f"{adapter}: input log-probabilities from {start}")
 
-    for key in ("input_top_logprobs", "input_token_ids_logprobs"):
-        if meta.get(key) is None:
-            continue
-        for row, entries in zip(logprobs, meta[key][1:], strict=True):
+    _others_are_exact(adapter, response, "input", logprobs, skip=1)
+
+
+def _others_are_exact(adapter: str | None, response: Response, side: str, logprobs: Tensor, skip: int) -> None:
+    """The most likely tokens and those named by id, where asked for, against `logprobs` [L, V]."""
+    for key in (f"{side}_top_logprobs", f"{side}_token_ids_logprobs"):
+        for row, entries in zip(logprobs, response["meta_info"].get(key, [])[skip:], strict=False):
             ids = [entry[1] for entry in entries]
             _close([entry[0] for entry in entries], row[ids], f"{adapter}: {key}")
-            if key == "input_top_logprobs":
+            if "top" in key:
                 _close([entry[0] for entry in entries], row.topk(len(ids)).values, f"{adapter}: {key}, the best ones")
 
 
