@@ -98,7 +98,7 @@ class Client:
             latency = time.monotonic() - start
             meta = event["meta_info"]
             if (finish := meta.get("finish_reason")) and finish["type"] == "abort":
-                raise RequestError(f"The server ended the request: {finish['message']}")
+                raise RequestError(f"The server ended the request: {_line(finish['message'])}")
             ttft = ttft or latency
             # SGLang sends all ids so far, or the new ones alone under --incremental-streaming-output.
             incremental = len(event["output_ids"]) < meta["completion_tokens"]
@@ -175,15 +175,22 @@ class Client:
                         continue
                     event = json.loads(data)
                     if error := event.get("error"):
-                        raise RequestError(f"The server refused the request: {error.get('message', error)}")
+                        raise RequestError(f"The server refused the request: {_line(error.get('message', error))}")
                     yield event
         except httpx.TransportError as error:
             raise self._unreachable(error) from error
 
 
 def _message(response: httpx.Response) -> str:
+    """What an error response says: {"error": {"message": …}} or {"message": …}, by endpoint."""
     try:
-        error = response.json()["error"]
-        return str(error["message"] if isinstance(error, dict) else error)
-    except (ValueError, KeyError, TypeError):
-        return f"HTTP {response.status_code} {response.text[:200]}"
+        body = response.json()
+        error = body.get("error", body)
+        return _line(error["message"] if isinstance(error, dict) else error)
+    except (ValueError, KeyError, AttributeError):
+        return f"HTTP {response.status_code} {_line(response.text[:200])}"
+
+
+def _line(message: object) -> str:
+    """SGLang breaks some of its messages into lines."""
+    return " ".join(str(message).split())
