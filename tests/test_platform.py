@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from sglang.srt.platforms import current_platform  # first: it loads our platform as a server does
 
 from descant.sglang_ext.platform import CpuPlatform, activate
 
@@ -24,8 +25,6 @@ def test_it_stays_out_of_the_way_of_sglangs_own_cpu_engine(monkeypatch: pytest.M
 
 
 def test_sglang_finds_it() -> None:
-    from sglang.srt.platforms import current_platform
-
     assert isinstance(current_platform, CpuPlatform)
     assert current_platform.is_out_of_tree()
     assert current_platform.get_device() == "cpu"  # a string: SGLang splits it
