@@ -41,8 +41,8 @@ def hooks() -> tuple[Hook, ...]:
             "the flags --kv-sharing and --allow-kv-adapters",
         ),
         Hook(
-            f"{srt}.managers.tokenizer_manager.TokenizerManager.generate_request",
-            "around",
+            f"{srt}.managers.tokenizer_manager.TokenizerManager._validate_one_request",
+            "before",
             requests.check_request,
             "a token id outside the vocabulary would end the server",
         ),
