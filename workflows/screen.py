@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -13,7 +13,10 @@ from descant.runtime.client import Turn
 from descant.workflows.trajectory import Step
 
 COLOURS = {"plan": "cyan", "act": "green", "reflect": "magenta"}
+WIDE = 72  # columns that the table with its comparison needs
 LABEL_WIDTH = max(map(len, COLOURS)) + 2
+
+Column = tuple[str, list[str]]  # header, cells
 
 
 class Screen:
@@ -51,27 +54,41 @@ class Screen:
         self._console.print(Text(text, style), end="", soft_wrap=True)
 
 
-def costs(steps: Sequence[Step], replayed: Sequence[Turn] | None) -> Table:
+def costs(steps: Sequence[Step], replayed: Sequence[Turn] | None, width: int) -> Group:
     """One row a turn: what it read, what of it was cached, whose that was, and the time to its first token.
 
     Args:
         replayed: the same turns under `nonshared`, for comparison.
+        width: columns of the terminal; in a narrow one the comparison goes below.
     """
+    turns = [step.turn for step in steps]
+    common: list[Column] = [
+        ("turn", [str(number) for number in range(1, len(steps) + 1)]),
+        ("agent", [step.agent for step in steps]),
+        ("prompt\ntokens", [str(turn.prompt_tokens) for turn in turns]),
+    ]
+    shared: list[Column] = [
+        ("icarus\ncached", [str(turn.cached_tokens) for turn in turns]),
+        ("from\nothers", [str(turn.cross_agent) for turn in turns]),
+        ("icarus\nTTFT", [f"{turn.ttft:.2f} s" for turn in turns]),
+    ]
+    alone: list[Column] = [
+        ("nonshared\ncached", [str(turn.cached_tokens) for turn in replayed or ()]),
+        ("nonshared\nTTFT", [f"{turn.ttft:.2f} s" for turn in replayed or ()]),
+    ]
+    if not replayed:
+        return Group(_table(common + shared))
+    if width >= WIDE:
+        return Group(_table(common + shared + alone))
+    return Group(_table(common + shared), _table(common + alone))
+
+
+def _table(columns: list[Column]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("turn", justify="right")
-    table.add_column("agent")
-    headers = ["prompt\ntokens", "icarus\ncached", "from\nothers", "icarus\nTTFT"]
-    if replayed:
-        headers += ["nonshared\ncached", "nonshared\nTTFT"]
-    for header in headers:
-        table.add_column(header, justify="right")
-    for number, step in enumerate(steps, 1):
-        turn = step.turn
-        row = [str(turn.prompt_tokens), str(turn.cached_tokens), str(turn.cross_agent), f"{turn.ttft:.2f} s"]
-        if replayed:
-            other = replayed[number - 1]
-            row += [str(other.cached_tokens), f"{other.ttft:.2f} s"]
-        table.add_row(str(number), Text(step.agent, COLOURS[step.agent]), *row)
+    for header, _ in columns:
+        table.add_column(header, justify="left" if header == "agent" else "right", no_wrap=True)
+    for cells in zip(*(cells for _, cells in columns), strict=True):
+        table.add_row(*(Text(cell, COLOURS.get(cell, "")) for cell in cells))
     return table
 
 
