@@ -16,13 +16,19 @@ POOL = 600  # tokens of KV, where a deployment is short of them
 DEPLOYMENTS: Mapping[str, Mapping[str, Any]] = {
     # Room for adapters that come later, of any rank up to 32 and any module.
     "llama": {
+        "enable_metrics": True,
         "max_lora_rank": 32,
         "lora_target_modules": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     },
     "qwen2": {"chunked_prefill_size": CHUNK, "enable_mixed_chunk": True},
     "qwen3": {"page_size": 16, "chunked_prefill_size": CHUNK, "enable_mixed_chunk": True},
-    # Two adapters a batch beside the base model, and a scheduler that admits more than fits.
-    "mistral": {"max_loras_per_batch": 3, "max_total_tokens": POOL, "schedule_conservativeness": 0.01},
+    # Two adapters a batch beside the base model, and a scheduler that admits more than fits; at SGLang's older door.
+    "mistral": {
+        "module": "sglang.launch_server",
+        "max_loras_per_batch": 3,
+        "max_total_tokens": POOL,
+        "schedule_conservativeness": 0.01,
+    },
 }
 
 

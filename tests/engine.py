@@ -176,6 +176,7 @@ class Pool:
         *,
         adapters: Mapping[str, Path] | None = None,
         env: Mapping[str, str] | None = None,
+        module: str | None = None,
         **args: Any,
     ) -> Server:
         """The server of `checkpoint` in float32, with `adapters` (its own by default) and `args`; cache empty."""
@@ -194,13 +195,13 @@ class Pool:
             "log_level": "info",
             **args,
         }
-        key = (every_arg, dict(env or {}))
+        key = (every_arg, dict(env or {}), module)
         if self._server is not None and key == self._key and self._server.process.poll() is None:
             self._server.flush()
             return self._server
         self.stop()
         self._started += 1
-        self._server = Server(every_arg, self.logs / f"{self._started}.log", env)
+        self._server = Server(every_arg, self.logs / f"{self._started}.log", env, module)
         self._key = key
         return self._server
 

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from types import SimpleNamespace
 
-import engine
 import pytest
 import tiny
 import torch
+from deployments import on
+from engine import Server
 
 from descant.sglang_ext.ledger import Ledger
-
-
-@pytest.fixture
-def server(serve: Callable[..., engine.Server], checkpoint: Callable[[str], tiny.Checkpoint]) -> engine.Server:
-    return serve(checkpoint("llama"), kv_sharing="icarus", enable_metrics=True)
 
 
 def _request(agent: str | None, prompt: int, retracted: bool = False) -> SimpleNamespace:
     return SimpleNamespace(agent=agent, origin_input_ids=[0] * prompt, retracted_stain=retracted)
 
 
-def _cross(server: engine.Server, tokens: list[int], adapter: str | None) -> tuple[int, int]:
+def _cross(server: Server, tokens: list[int], adapter: str | None) -> tuple[int, int]:
     meta = server.generate(tokens, adapter, new_tokens=1)["meta_info"]
     return meta["cached_tokens"], meta["cached_tokens_details"]["cross_agent"]
 
 
-def test_cached_tokens_are_booked_to_those_who_wrote_them(server: engine.Server) -> None:
+@on("llama")
+def test_cached_tokens_are_booked_to_those_who_wrote_them(server: Server) -> None:
     a, b, c = (tiny.random_tokens(30, seed) for seed in (1, 2, 3))
     before = server.info()["internal_states"][0]["kv_sharing_totals"]
     assert _cross(server, a, "plan") == (0, 0)
@@ -45,7 +41,8 @@ def test_cached_tokens_are_booked_to_those_who_wrote_them(server: engine.Server)
     assert totals["cross_agent_share"] == pytest.approx(totals["cross_agent_tokens"] / totals["prompt_tokens"])
 
 
-def test_what_an_agent_says_is_its_own_writing(server: engine.Server) -> None:
+@on("llama")
+def test_what_an_agent_says_is_its_own_writing(server: Server) -> None:
     prompt = tiny.random_tokens(20, 4)
     said = server.generate(prompt, "plan", new_tokens=10)["output_ids"]
     # The last token was sampled and never processed; the one before the end of act's prompt is always computed.
@@ -53,7 +50,8 @@ def test_what_an_agent_says_is_its_own_writing(server: engine.Server) -> None:
     assert _cross(server, [*prompt, *said, 5, 6], "plan") == (31, 2)
 
 
-def test_a_reused_slot_has_its_new_writer(server: engine.Server) -> None:
+@on("llama")
+def test_a_reused_slot_has_its_new_writer(server: Server) -> None:
     tokens = tiny.random_tokens(25, 5)
     assert _cross(server, tokens, "plan") == (0, 0)
     server.flush()
@@ -62,7 +60,8 @@ def test_a_reused_slot_has_its_new_writer(server: engine.Server) -> None:
     assert _cross(server, tokens, "reflect") == (24, 24)
 
 
-def test_prometheus_has_totals_by_writer_and_reader(server: engine.Server) -> None:
+@on("llama")
+def test_prometheus_has_totals_by_writer_and_reader(server: Server) -> None:
     tokens = tiny.random_tokens(40, 6)
     _cross(server, tokens, "plan")
     _cross(server, tokens, "reflect")
@@ -83,7 +82,8 @@ def test_prometheus_has_totals_by_writer_and_reader(server: engine.Server) -> No
     assert float(share) == pytest.approx(totals["cross_agent_share"])
 
 
-def test_the_server_says_its_scheme(server: engine.Server) -> None:
+@on("llama")
+def test_the_server_says_its_scheme(server: Server) -> None:
     assert server.info()["kv_sharing"] == "icarus"
 
 

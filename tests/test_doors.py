@@ -1,4 +1,4 @@
-"""The flag at its other doors: `sglang.Engine(kv_sharing=…)` and `python -m sglang.launch_server`."""
+"""The flag in a program: `sglang.Engine(kv_sharing=…)`. One of the DEPLOYMENTS is `python -m sglang.launch_server`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import check
-import engine
 import tiny
 from reference import Reference
 
@@ -48,33 +47,3 @@ def test_the_engine_in_a_program(
     assert act["meta_info"]["cached_tokens_details"]["cross_agent"] == 19
     check.output_is_exact(reference("llama"), prompt, "plan", plan)
     check.output_is_exact(reference("llama"), prompt, "act", act)
-
-
-def test_launch_server(
-    checkpoint: Callable[[str], tiny.Checkpoint], reference: Callable[[str], Reference], tmp_path: Path
-) -> None:
-    """Without adapters at first: one is loaded later, as a user does who starts empty."""
-    saved, prompt = checkpoint("llama"), tiny.random_tokens(20, 71)
-    server = engine.Server(
-        {
-            "model_path": saved.model,
-            "dtype": "float32",
-            "kv_sharing": "icarus",
-            "enable_lora": True,
-            "max_lora_rank": 16,
-            "lora_target_modules": list(tiny.AGENT_MODULES),
-            "max_total_tokens": 2048,
-            "skip_server_warmup": True,
-        },
-        tmp_path / "log",
-        module="sglang.launch_server",
-    )
-    try:
-        assert server.info()["kv_sharing"] == "icarus"
-        server.generate(prompt)
-        assert server.load_adapter("plan", saved.adapters["plan"]).status_code == 200
-        answer = server.generate(prompt, "plan")
-        assert answer["meta_info"]["cached_tokens"] == 19
-        check.output_is_exact(reference("llama"), prompt, "plan", answer)
-    finally:
-        server.stop()
