@@ -130,25 +130,31 @@ def validate_sharing(server_args: Any) -> None:
         raise Refused(
             "--allow-kv-adapters needs --kv-sharing icarus; other schemes serve k_proj and v_proj as they are."
         )
-    for name, path in _local_adapters(given.lora_paths):
-        if reason := refusal(
-            scheme, name, json.loads((path / "adapter_config.json").read_text()), given.allow_kv_adapters
-        ):
+    for name, config in _local_adapters(given.lora_paths):
+        if reason := refusal(scheme, name, config, given.allow_kv_adapters):
             raise Refused(reason)
     if scheme.warning:
         logger.warning(scheme.warning)
     declare_resolution(server_args, "descant", radix_cache_backend=RADIX_BACKEND)
 
 
-def _local_adapters(lora_paths: Any) -> Iterator[tuple[str, Path]]:
-    """Name and folder of the adapters in --lora-paths that lie on this machine; the workers check the others."""
+def _local_adapters(lora_paths: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Name and PEFT config of the adapters in --lora-paths that lie on this machine; the workers check the others."""
     if isinstance(lora_paths, Mapping):
         named = list(lora_paths.items())
     else:
         named = [_name_and_path(item) for item in lora_paths or []]
     for name, path in named:
-        if (Path(path) / "adapter_config.json").is_file():
-            yield name, Path(path)
+        file = Path(path) / "adapter_config.json"
+        if not file.is_file():
+            continue
+        try:
+            config = json.loads(file.read_text())
+        except ValueError as error:
+            raise Refused(
+                f"Adapter '{name}' has a config that is not valid JSON ({file}: {error}): save it again."
+            ) from None
+        yield name, config
 
 
 def _name_and_path(item: Any) -> tuple[str, str]:

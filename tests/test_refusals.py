@@ -85,6 +85,12 @@ def test_an_adapter_is_refused_in_whatever_form_it_is_given(
     validate_sharing(_args(lora_paths=paths[form], allow_kv_adapters=True))
 
 
+def test_a_damaged_config_is_named(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{not json")
+    with pytest.raises(Refused, match=f"Adapter 'bad' has a config that is not valid JSON .{tmp_path}"):
+        validate_sharing(_args(lora_paths={"bad": str(tmp_path)}))
+
+
 def _serve(*arguments: str) -> tuple[int, str]:
     """Exit code and output of a `sglang serve` that is expected to end by itself."""
     command = [str(Path(sys.executable).with_name("sglang")), "serve", *arguments]
