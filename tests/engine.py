@@ -69,7 +69,9 @@ class Server:
                 env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},  # a tiny model gains nothing from more
                 start_new_session=True,
             )
-        self.http = httpx.Client(base_url=self.url, timeout=ANSWER_SECONDS)
+        # The server closes a connection that was idle for 5 s: never reuse one that old.
+        fresh = httpx.Limits(keepalive_expiry=2)
+        self.http = httpx.Client(base_url=self.url, timeout=ANSWER_SECONDS, limits=fresh)
         try:
             self._wait_until_ready()
         except BaseException:
