@@ -52,6 +52,10 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):
     def apply_server_args_defaults(self, server_args: Any) -> None:
         """What upstream would choose for a GPU and this platform cannot run; a user's own choice stands."""
         server_args.device = "cpu"
+        if server_args.dtype == "auto":
+            # Upstream would halve a float32 checkpoint. Measured, SmolLM2-135M with an adapter, 232 prompt tokens:
+            # prefill in 1.3 s in float32, in 3.5 s in bfloat16.
+            server_args.dtype = "float32"
         if server_args.lora_backend == "csgmv":  # upstream's default, a Triton backend
             server_args.lora_backend = "torch_native"
         if server_args.sampling_backend in (None, "flashinfer"):
