@@ -14,9 +14,14 @@ def check_request(manager: Any, obj: Any, input_ids: Any) -> None:
     Upstream looks an id up without a check: on the CPU one bad id raises in the model's forward and ends the server.
 
     Raises:
-        ValueError: the caller sent an id that is no token of the model; HTTP endpoints answer it with a 400.
+        ValueError: the caller sent no ids, or one that is no token of the model; HTTP endpoints answer with a 400.
     """
-    if active_scheme().shares_namespace and obj.input_ids is not None:
+    if not active_scheme().shares_namespace:
+        return
+    # Text may tokenize to nothing too; a session may supply the whole prompt.
+    if input_ids is not None and len(input_ids) == 0 and not getattr(obj, "session_params", None):
+        raise ValueError("The prompt is empty: send at least one token.")
+    if obj.input_ids is not None:
         check_ids(obj.input_ids, manager.model_config.vocab_size)
 
 

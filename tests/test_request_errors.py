@@ -37,6 +37,7 @@ BAD: dict[str, dict[str, Any]] = {
     "ids nested too deep": {"input_ids": [[[5, 6], [7]]]},
     "ids and lists mixed": {"input_ids": [5, [6, 7]]},
     "no ids": {"input_ids": []},
+    "text that is empty": {"input_ids": None, "text": ""},
     "an empty prompt of two": {"input_ids": [PROMPT, []]},
     "null for ids": {"input_ids": None},
     "logprobs from past the prompt": {"return_logprob": True, "logprob_start_len": len(PROMPT) + 1},
