@@ -112,11 +112,11 @@ def validate_sharing(server_args: Any) -> None:
     if given.kv_sharing not in SCHEMES:
         raise Refused(f"--kv-sharing {given.kv_sharing} is unknown; choose one of {', '.join(SCHEMES)}.")
     scheme = scheme_named(given.kv_sharing)
+    if given.allow_kv_adapters and not scheme.pairs_rows:
+        raise Refused(
+            "--allow-kv-adapters needs --kv-sharing icarus; other schemes serve k_proj and v_proj as they are."
+        )
     if not scheme.shares_namespace:
-        if given.allow_kv_adapters:
-            raise Refused(
-                "--allow-kv-adapters needs --kv-sharing icarus; other schemes serve k_proj and v_proj as they are."
-            )
         return
     _refuse(scheme, given, UNSHARABLE)
     if scheme.pairs_rows:
@@ -126,10 +126,6 @@ def validate_sharing(server_args: Any) -> None:
                 f"--max-loras-per-batch {given.max_loras_per_batch} leaves no slot for an adapter beside the base "
                 f"model, which --kv-sharing {scheme.name} runs in every batch; set it to 2 or more."
             )
-    elif given.allow_kv_adapters:
-        raise Refused(
-            "--allow-kv-adapters needs --kv-sharing icarus; other schemes serve k_proj and v_proj as they are."
-        )
     for name, config in _local_adapters(given.lora_paths):
         if reason := refusal(scheme, name, config, given.allow_kv_adapters):
             raise Refused(reason)
