@@ -3,13 +3,17 @@ PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-gpu lint clean
 
 demo: $(VENV)/.demo
 	$(BIN)/descant demo
 
 test: $(VENV)/.test lint
 	$(BIN)/python -m pytest
+
+# On a machine with a CUDA device; fails without one.
+test-gpu: $(VENV)/.test
+	$(BIN)/python -m pytest tests/gpu
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -24,7 +28,7 @@ $(VENV)/.demo: pyproject.toml
 
 $(VENV)/.test: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -e '.[demo,test]'
+	$(BIN)/pip install -e '.[demo,examples,mcp,test]'
 	touch $@ $(VENV)/.demo
 
 clean:

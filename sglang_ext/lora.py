@@ -2,96 +2,44 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 from typing import Any
 
 import torch
-from sglang.srt.lora.backend.lora_registry import register_lora_backend
-from sglang.srt.lora.backend.torch_backend import TorchNativeLoRABackend, TorchNativeLoRABatchInfo
 from sglang.srt.lora.lora_config import LoRAConfig
 from sglang.srt.lora.lora_manager import LoRAManager
 from sglang.srt.lora.lora_registry import LoRARef
-from sglang.srt.lora.utils import generate_sequence_lengths
 
 from descant.sglang_ext.active import active_scheme, allows_kv_adapters
-from descant.sglang_ext.batch import batch_shape
-from descant.sglang_ext.rows import RowPlan
+from descant.sglang_ext.batch import row_batch
+from descant.sglang_ext.rows import ExtendRows, RowPlan
 from descant.sglang_ext.schemes.adapters import refusal, refusal_of_modules
 
 
-class SegmentLoRABackend(TorchNativeLoRABackend):
-    """Upstream's torch backend, told its rows as explicit segments and asking for no pinned memory."""
-
-    name = "torch_native"
-
-    def prepare_lora_batch(
-        self,
-        forward_batch: Any,
-        weight_indices: list[int],
-        lora_ranks: list[int],
-        scalings: list[float],
-        use_cuda_graph: bool,
-        use_prefill_cuda_graph: bool = False,
-    ) -> None:
-        """One segment a request: the rows of an unpaired forward."""
-        self.prepare_lora_token_segments(
-            segment_lens=generate_sequence_lengths(forward_batch, device="cpu").tolist(),
-            weight_indices=weight_indices,
-            lora_ranks=lora_ranks,
-            scalings=scalings,
-        )
-
-    def prepare_lora_token_segments(
-        self,
-        *,
-        segment_lens: list[int],
-        weight_indices: list[int],
-        lora_ranks: list[int],
-        scalings: list[float],
-    ) -> None:
-        """`segment_lens[i]` consecutive rows under the adapter in slot `weight_indices[i]` of the memory pool."""
-        lens: list[int] = []
-        slots: list[int] = []
-        for length, slot in zip(segment_lens, weight_indices, strict=True):
-            if slots and slots[-1] == slot:
-                lens[-1] += length
-            else:
-                lens.append(length)
-                slots.append(slot)
-        lens_tensor = torch.tensor(lens, dtype=torch.int32)
-        indptr = torch.zeros(len(lens) + 1, dtype=torch.int32)
-        indptr[1:] = torch.cumsum(lens_tensor, dim=0)
-        slots_tensor = torch.tensor(slots, dtype=torch.int32)
-        ranks_tensor = torch.tensor(lora_ranks, dtype=torch.int32)
-        scalings_tensor = torch.tensor(scalings, dtype=torch.float)
-        self.batch_info = TorchNativeLoRABatchInfo(
-            bs=len(lens),
-            num_segments=len(lens),
-            max_len=max(lens, default=0),
-            use_cuda_graph=False,
-            seg_lens=lens_tensor,
-            seg_indptr=indptr,
-            weight_indices=slots_tensor,
-            lora_ranks=ranks_tensor,
-            scalings=scalings_tensor,
-            permutation=None,
-            expected_tokens=sum(lens),
-            lora_ranks_cpu=ranks_tensor,
-            seg_indptr_cpu=indptr,
-            seg_lens_cpu=lens_tensor,
-            weight_indices_cpu=slots_tensor,
-            scalings_cpu=scalings_tensor,
-        )
-
-
-def register_cpu_backend() -> None:
-    """Let `--lora-backend torch_native` mean SegmentLoRABackend in this process."""
-    register_lora_backend("torch_native")(lambda: SegmentLoRABackend)
-
-
 class SharingLoRAManager(LoRAManager):
-    """Upstream's manager, with the active scheme's say in which adapters load and under which adapter each row runs."""
+    """Upstream's manager, with the active scheme's say in which adapters load and under which adapter each row runs.
+
+    It works with every LoRA backend: a backend is told of rows as if they were requests.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if active_scheme().pairs_rows:
+            # SGLang then captures every decode graph twice, "lora" and "nolora": the paired forward and upstream's.
+            self.lora_backend.skip_inactive_dense_lora = True
+
+    @property
+    def supports_prefill_cuda_graph(self) -> bool:
+        """Not for paired rows: how many decoder rows an extend has is no function of how many tokens it has."""
+        return super().supports_prefill_cuda_graph and not active_scheme().pairs_rows
+
+    def init_lora_shapes(self, *args: Any, **kwargs: Any) -> None:
+        """Without the head: no adapter may update it, and its rows are the requests', not the plan's."""
+        super().init_lora_shapes(*args, **kwargs)
+        if active_scheme().pairs_rows:
+            self.target_modules.discard("lm_head")
 
     def validate_new_adapter(self, lora_config: LoRAConfig, lora_ref: LoRARef) -> None:
         """Refuse what would be served wrong.
@@ -131,17 +79,30 @@ class SharingLoRAManager(LoRAManager):
         return lora_ids | {None} if active_scheme().pairs_rows else lora_ids
 
     def prepare_lora_batch(self, forward_batch: Any) -> None:
-        plan = active_scheme().plan(batch_shape(forward_batch))
-        if plan is None:
-            super().prepare_lora_batch(forward_batch)
-        else:
-            self.prepare_lora_rows(plan)
+        plan = active_scheme().plan(row_batch(forward_batch))
+        super().prepare_lora_batch(forward_batch if plan is None else rows_as_requests(plan, forward_batch))
 
-    def prepare_lora_rows(self, plan: RowPlan) -> None:
-        self.prepare_lora_token_segments(
-            lora_ids=[segment.adapter for segment in plan.segments],
-            segment_lens=[segment.length for segment in plan.segments],
-        )
+    def init_decode_cuda_graph_batch_info(self, max_bs_in_cuda_graph: int, num_tokens_per_req: int) -> None:
+        """A LoRA backend keeps one buffer for all graphs; a paired decode of B requests fills 2B places of it."""
+        rows = 2 if active_scheme().pairs_rows else 1
+        super().init_decode_cuda_graph_batch_info(rows * max_bs_in_cuda_graph, num_tokens_per_req)
+
+
+def rows_as_requests(plan: RowPlan, forward_batch: Any) -> Any:
+    """A view of the batch in which each segment of rows is a request: what every LoRA backend of SGLang can prepare.
+
+    A copy of the ForwardBatch: decode of 2B requests, or extend of one request per segment.
+    """
+    segments = plan.segments
+    view = copy.copy(forward_batch)
+    view.batch_size = len(segments)
+    view.lora_ids = [segment.adapter for segment in segments]
+    view.return_logprob = False  # asked for by the head's LoRA alone, which is refused
+    if isinstance(plan, ExtendRows):
+        view.extend_seq_lens_cpu = [segment.length for segment in segments]
+        view.extend_seq_lens = torch.tensor(view.extend_seq_lens_cpu, dtype=torch.int32)  # backends move it themselves
+        view.extend_num_tokens = sum(view.extend_seq_lens_cpu)
+    return view
 
 
 def updated_modules(adapter: Any) -> set[str]:

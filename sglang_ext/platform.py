@@ -14,7 +14,10 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import SRTPlatform
 
+from descant.kernels.cpu import operators
 from descant.sglang_ext.help import offer_flags
+
+ATTENTION_BACKEND = "descant_cpu"
 
 
 def activate() -> str | None:
@@ -44,7 +47,7 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):
         return False
 
     def get_default_attention_backend(self) -> str:
-        return "torch_native"
+        return ATTENTION_BACKEND
 
     def get_compile_backend(self, mode: str | None = None) -> str:
         return "eager"
@@ -53,9 +56,11 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):
         """What upstream would choose for a GPU and this platform cannot run; a user's own choice stands."""
         server_args.device = "cpu"
         if server_args.dtype == "auto":
-            # Upstream would halve a float32 checkpoint. Measured, SmolLM2-135M with an adapter, 232 prompt tokens:
-            # prefill in 1.3 s in float32, in 3.5 s in bfloat16.
-            server_args.dtype = "float32"
+            # Upstream would take float16 for many checkpoints. The compiled operators read bfloat16 at half the memory
+            # traffic; torch's own are several times slower in it than in float32 (docs/performance.md).
+            server_args.dtype = "bfloat16" if operators().COMPILED else "float32"
+        if server_args.attention_backend in (None, "intel_amx"):  # upstream's default, which needs its CPU kernels
+            server_args.attention_backend = ATTENTION_BACKEND
         if server_args.lora_backend == "csgmv":  # upstream's default, a Triton backend
             server_args.lora_backend = "torch_native"
         if server_args.sampling_backend in (None, "flashinfer"):
@@ -66,19 +71,35 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):
         server_args.sleep_on_idle = True
 
     def init_backend(self) -> None:
-        """Each worker, once: LoRA code asks for pinned memory, which no machine without an accelerator has."""
+        """Each worker, once."""
+        from descant.sglang_ext.cpu.attention import register_cpu_attention
+
+        register_cpu_attention()
         unpin_lora_code()
+        if operators().COMPILED:
+            from descant.sglang_ext.cpu.layers import register_layers
+
+            register_layers(self.get_dispatch_key_name())
+
+    def post_load_model(self, model: torch.nn.Module) -> None:
+        """The loaded model's layers, before adapters wrap them."""
+        from descant.sglang_ext.cpu.layers import install_linear
+        from descant.sglang_ext.cpu.recorded import record_decode
+
+        install_linear(model)
+        if operators().COMPILED:
+            record_decode(model)
 
 
 def unpin_lora_code() -> None:
-    """Make the LoRA code's pinned-memory requests ordinary ones, in this process."""
+    """Make the LoRA code's pinned-memory requests, which no machine without an accelerator can serve, ordinary ones."""
     import sglang.srt.lora.layers as lora_layers
 
-    from descant.sglang_ext.lora import register_cpu_backend
+    from descant.sglang_ext.cpu.lora import register_cpu_lora
 
     torch.Tensor.pin_memory = lambda self, *args, **kwargs: self
     lora_layers.torch = _UnpinnedTorch()
-    register_cpu_backend()
+    register_cpu_lora()
 
 
 class _UnpinnedTorch:

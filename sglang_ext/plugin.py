@@ -29,7 +29,7 @@ class Hook:
 
 def hooks() -> tuple[Hook, ...]:
     """The table. Imports the engine's modules, so it is built when SGLang loads plugins, not when this file is read."""
-    from descant.sglang_ext import lora, namespace, output, requests, setup
+    from descant.sglang_ext import attention_backends, lora, namespace, output, requests, setup
     from descant.sglang_ext.server_args import SharingServerArgs
 
     srt = "sglang.srt"
@@ -88,6 +88,12 @@ def hooks() -> tuple[Hook, ...]:
             setup.pair_loaded_model,
             "the loaded model's forward computes a plan's rows",
         ),
+        Hook(
+            f"{srt}.model_executor.model_runner_components.attention_backend_setup._build_full_attention_backend_from_str",
+            "around",
+            attention_backends.build_backend,
+            "upstream's backends of this name have no room for joined heads, and no plan for decoder rows",
+        ),
     )
 
 
@@ -111,12 +117,14 @@ def register() -> None:
 
 
 def _apply() -> None:
+    from sglang.srt.arg_groups.choices import add_attention_backend_choices
     from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
     from sglang.srt.entrypoints.engine import Engine
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    from descant.sglang_ext.platform import ATTENTION_BACKEND
     from descant.sglang_ext.radix import register_cache
-    from descant.sglang_ext.server_args import SharingServerArgs, validate_sharing
+    from descant.sglang_ext.server_args import SharingServerArgs, choose_attention_backend, validate_sharing
 
     for hook in hooks():
         HookRegistry.register(hook.target, hook.hook, HookType(hook.kind))
@@ -124,12 +132,18 @@ def _apply() -> None:
     # A class attribute, which the registry's replacement of module globals does not reach.
     Engine.server_args_class = SharingServerArgs
 
+    @register_resolution_hook("handle_attention_backend_compatibility")
+    def choose(server_args: Any, previous: Callable[[Any], None]) -> None:
+        choose_attention_backend(server_args)
+        previous(server_args)
+
     @register_resolution_hook("handle_other_validations")
     def validate(server_args: Any, previous: Callable[[Any], None]) -> None:
         previous(server_args)
         validate_sharing(server_args)
 
     register_cache()
+    add_attention_backend_choices([ATTENTION_BACKEND])
     sys.excepthook = _say_refusals(sys.excepthook)
 
 

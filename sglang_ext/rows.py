@@ -1,9 +1,14 @@
-"""RowPlan: which rows one forward computes, and what each is for.
+"""Which rows one forward computes, and what each is for.
 
-Upstream SGLang computes one row per new token. Under a scheme that pairs rows, a forward of n new tokens has n *encoder
-rows* (adapter off; they alone write K and V) followed by m *decoder rows* (a request's adapter on; they write nothing
-and read the encoder's K and V). This module is arithmetic on Python lists: it knows neither torch nor SGLang, so a plan
-can be built, and tested, from the fields that every ForwardBatch copy keeps.
+Upstream SGLang computes one row per new token. Under a scheme that pairs rows, each new token has an *encoder row*
+(adapter off; it alone writes K and V), and wherever an adapter's logits are wanted there is also a *decoder row* (a
+request's adapter on; it writes nothing and reads the encoder's K and V). Decode and extend lay them out differently:
+
+    decode, a pair a request:  [enc 0, dec 0, enc 1, dec 1, ...]         request i is rows 2i and 2i + 1
+    extend, encoders first:    [enc 0 .. enc n-1 | dec 0 .. dec m-1]     row i is token i, then the decoder rows
+
+This module is arithmetic on Python lists: it knows neither torch nor SGLang, so a plan can be built, and tested, from
+the fields that every ForwardBatch copy keeps.
 """
 
 from __future__ import annotations
@@ -13,11 +18,23 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class BatchShape:
-    """What a plan is derived from: one forward's requests, in batch order.
+class DecodeBatch:
+    """One new token per request, its logits wanted.
 
     adapters: adapter id per request, None for the base model.
-    new_tokens: tokens per request in this forward; all 1 at decode.
+    adapted: whether to plan for adapters. Not always `any(adapters)`: a CUDA graph is captured for batches to come.
+    """
+
+    adapters: tuple[str | None, ...]
+    adapted: bool
+
+
+@dataclass(frozen=True)
+class ExtendBatch:
+    """Some new tokens per request, in batch order.
+
+    adapters: adapter id per request, None for the base model.
+    new_tokens: tokens per request in this forward.
     logit_starts: first new token per request whose logits are wanted (new_tokens - 1 where only the last is).
     """
 
@@ -26,19 +43,13 @@ class BatchShape:
     logit_starts: tuple[int, ...]
 
     @classmethod
-    def decode(cls, adapters: Sequence[str | None]) -> BatchShape:
-        """One new token per request, its logits wanted."""
-        ones = (1,) * len(adapters)
-        return cls(tuple(adapters), ones, (0,) * len(adapters))
-
-    @classmethod
-    def extend(
+    def build(
         cls,
         adapters: Sequence[str | None],
         new_tokens: Sequence[int],
         logprob_starts: Sequence[int] | None,
-    ) -> BatchShape:
-        """An extend batch; `logprob_starts` (relative to the new tokens) is None unless input logprobs are asked for.
+    ) -> ExtendBatch:
+        """`logprob_starts` (relative to the new tokens) is None unless input logprobs are asked for.
 
         A start at or past the end still needs the last token's logits: they give the next token.
         """
@@ -59,10 +70,26 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class RowPlan:
-    """The rows of one paired forward: rows 0..n-1 are the encoder rows in token order, then the decoder rows.
+class DecodeRows:
+    """The rows of a paired decode: a pair for every request, whether it has an adapter or not.
 
-    encoder_rows: n, the number of encoder rows (the batch's own tokens).
+    A request without one repeats its encoder row. So the rows depend on nothing but the number of requests, which is
+    what a CUDA graph needs.
+    """
+
+    adapters: tuple[str | None, ...]
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """One row each."""
+        return tuple(Segment(row, 1) for adapter in self.adapters for row in (None, adapter))
+
+
+@dataclass(frozen=True)
+class ExtendRows:
+    """The rows of a paired extend: the encoder rows in token order, then the decoder rows.
+
+    encoder_rows: n, the batch's own tokens.
     decoder_tokens: for each decoder row, the token (= encoder row) at whose position it runs.
     decoder_counts: decoder rows per request (0 without an adapter); they repeat the last of the request's tokens.
     segments: the adapter of every row, run-length coded, in row order.
@@ -73,23 +100,24 @@ class RowPlan:
     decoder_counts: tuple[int, ...]
     segments: tuple[Segment, ...]
 
-    @property
-    def total_rows(self) -> int:
-        return self.encoder_rows + len(self.decoder_tokens)
+
+RowBatch = DecodeBatch | ExtendBatch
+RowPlan = DecodeRows | ExtendRows
 
 
-def paired_rows(shape: BatchShape) -> RowPlan | None:
-    """The ICaRus plan: an encoder row per new token, a decoder row wherever an adapter's logits are wanted.
+def paired_rows(batch: RowBatch) -> RowPlan | None:
+    """The ICaRus plan; None if no request has an adapter: upstream's rows, encoder rows all, are then all there is."""
+    if isinstance(batch, DecodeBatch):
+        return DecodeRows(batch.adapters) if batch.adapted else None
+    return _extend_rows(batch) if any(batch.adapters) else None
 
-    None if no request of the batch has an adapter: its encoder rows are then all there is, as in upstream's forward.
-    """
-    if not any(shape.adapters):
-        return None
+
+def _extend_rows(batch: ExtendBatch) -> ExtendRows:
     decoder_tokens: list[int] = []
     counts: list[int] = []
-    segments = [Segment(None, sum(shape.new_tokens))]
+    segments = [Segment(None, sum(batch.new_tokens))]
     first = 0
-    for adapter, length, start in zip(shape.adapters, shape.new_tokens, shape.logit_starts, strict=True):
+    for adapter, length, start in zip(batch.adapters, batch.new_tokens, batch.logit_starts, strict=True):
         count = length - start if adapter is not None else 0
         counts.append(count)
         if adapter is not None and count > 0:
@@ -99,4 +127,4 @@ def paired_rows(shape: BatchShape) -> RowPlan | None:
             else:
                 segments.append(Segment(adapter, count))
         first += length
-    return RowPlan(first, tuple(decoder_tokens), tuple(counts), tuple(segments))
+    return ExtendRows(first, tuple(decoder_tokens), tuple(counts), tuple(segments))

@@ -61,6 +61,12 @@ def _rebuild_in_worker(*args: Any) -> ServerArgs:
     return _rebuild_server_args(*args)
 
 
+# By device, the attention backends that attend over paired rows; the first is the default (attention_backends/).
+ATTENTION_BACKENDS: dict[str, tuple[str, ...]] = {
+    "cpu": ("descant_cpu", "torch_native"),
+    "cuda": ("triton", "flashinfer"),
+}
+
 # Options that a sharing scheme cannot serve yet: name, the values that are fine, what it is.
 UNSHARABLE: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("disable_radix_cache", (False,), "sharing happens in the radix cache"),
@@ -94,12 +100,37 @@ UNPAIRABLE: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("enable_return_aux_hidden_states", (False,), "a prompt's hidden states would mix encoder and decoder rows"),
     ("is_embedding", (False,), "embeddings would come from encoder rows"),
     ("enable_mis", (False,), "multi-item scoring reads logits that have no decoder rows"),
-    ("attention_backend", (None, "torch_native"), "only torch_native attends over paired rows in this version"),
-    ("prefill_attention_backend", (None, "torch_native"), "only torch_native attends over paired rows in this version"),
-    ("decode_attention_backend", (None, "torch_native"), "only torch_native attends over paired rows in this version"),
+    ("enable_deterministic_inference", (False,), "the paired kernels split a request by what else is in the batch"),
+    ("enable_unified_memory", (False,), "its page tables are a whole batch's, not its decoder rows'"),
+    ("enable_nvidia_megakernel", (False,), "its fused layers do not know paired rows"),
     ("kv_cache_dtype", ("auto", "bf16", "bfloat16"), "quantized KV is untested with paired rows"),
-    ("device", (None, "cpu"), "this version pairs rows on the CPU only"),
+    ("lora_backend", ("csgmv", "triton", "triton_v2", "torch_native"), "it is untested with paired rows"),
+    ("device", (None, *ATTENTION_BACKENDS), "rows are paired on these alone: " + ", ".join(ATTENTION_BACKENDS)),
 )
+
+
+def _attention_options(given: Any) -> tuple[tuple[str, tuple[Any, ...], str], ...]:
+    """As UNPAIRABLE: one attention backend, which knows paired rows on the device, must serve prefill and decode."""
+    device = given.device or "cpu"
+    backends = ATTENTION_BACKENDS.get(device, ())
+    reason = f"paired rows on {device} need {' or '.join(backends)}, for prefill and decode alike"
+    return (
+        ("attention_backend", (None, *backends), reason),
+        ("prefill_attention_backend", (None, given.attention_backend), reason),
+        ("decode_attention_backend", (None, given.attention_backend), reason),
+    )
+
+
+def choose_attention_backend(server_args: Any) -> None:
+    """Before SGLang chooses: on some GPUs it would take a backend that cannot attend over paired rows."""
+    given = resolving_view(server_args)
+    scheme = SCHEMES.get(given.kv_sharing)
+    chosen = (given.attention_backend, given.prefill_attention_backend, given.decode_attention_backend)
+    if scheme is None or not scheme.pairs_rows or given.device != "cuda" or any(chosen):
+        return
+    backend = ATTENTION_BACKENDS["cuda"][0]
+    logger.info(f"--kv-sharing {scheme.name} attends with --attention-backend {backend} unless another is given.")
+    declare_resolution(server_args, "descant", attention_backend=backend)
 
 
 def validate_sharing(server_args: Any) -> None:
@@ -120,7 +151,7 @@ def validate_sharing(server_args: Any) -> None:
         return
     _refuse(scheme, given, UNSHARABLE)
     if scheme.pairs_rows:
-        _refuse(scheme, given, UNPAIRABLE)
+        _refuse(scheme, given, (*UNPAIRABLE, *_attention_options(given)))
         if given.max_loras_per_batch < 2:
             raise Refused(
                 f"--max-loras-per-batch {given.max_loras_per_batch} leaves no slot for an adapter beside the base "

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
-from descant.kernels.paired import join_heads, split_heads
+from descant.kernels.paired import join_rows, split_rows
 
 TOLERANCE = 1e-5  # float32, d <= 64
 
@@ -24,22 +24,25 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 5), st.sampled_from([4, 16, 64]), st.integers(1, 20))
 def test_one_call_over_joined_heads_is_two_calls(batch: int, kv_heads: int, group: int, dim: int, length: int) -> None:
     generator = torch.Generator().manual_seed(batch * 1000 + kv_heads * 100 + group * 10 + length)
-    encoder, decoder = (torch.randn(batch, kv_heads * group, dim, generator=generator) for _ in range(2))
+    rows = torch.randn(2 * batch, kv_heads * group, dim, generator=generator)
     k, v = (torch.randn(batch, length, kv_heads, dim, generator=generator) for _ in range(2))
-    together = split_heads(_attend(join_heads(encoder, decoder, kv_heads), k, v), kv_heads)
-    for joined, alone in zip(together, (encoder, decoder), strict=True):
-        assert (joined - _attend(alone, k, v)).abs().max() < TOLERANCE
+    together = split_rows(_attend(join_rows(rows, kv_heads), k, v), kv_heads)
+    for side in (0, 1):  # encoder rows, decoder rows
+        assert (together[side::2] - _attend(rows[side::2], k, v)).abs().max() < TOLERANCE
+
+
+def test_each_group_holds_its_encoder_heads_and_then_its_decoder_heads() -> None:
+    rows = torch.tensor([[1, 2, 3, 4], [-1, -2, -3, -4]]).unsqueeze(-1)  # one request, four heads
+    assert join_rows(rows, kv_heads=2).flatten().tolist() == [1, 2, -1, -2, 3, 4, -3, -4]
 
 
 def test_split_undoes_join() -> None:
-    encoder, decoder = torch.arange(24.0).view(1, 6, 4), -torch.arange(24.0).view(1, 6, 4)
-    back = split_heads(join_heads(encoder, decoder, kv_heads=3), kv_heads=3)
-    assert torch.equal(back[0], encoder)
-    assert torch.equal(back[1], decoder)
+    rows = torch.arange(96.0).view(4, 6, 4)
+    assert torch.equal(split_rows(join_rows(rows, kv_heads=3), kv_heads=3), rows)
 
 
 def test_shapes_that_cannot_be_joined_are_refused() -> None:
-    with pytest.raises(ValueError, match="differ"):
-        join_heads(torch.zeros(1, 4, 2), torch.zeros(1, 2, 2), 2)
+    with pytest.raises(ValueError, match="3 rows are no pairs"):
+        join_rows(torch.zeros(3, 4, 2), 2)
     with pytest.raises(ValueError, match="cannot be grouped over 3"):
-        join_heads(torch.zeros(1, 4, 2), torch.zeros(1, 4, 2), 3)
+        join_rows(torch.zeros(2, 4, 2), 3)

@@ -28,7 +28,7 @@ def test_sglang_finds_it() -> None:
     assert isinstance(current_platform, CpuPlatform)
     assert current_platform.is_out_of_tree()
     assert current_platform.get_device() == "cpu"  # a string: SGLang splits it
-    assert current_platform.get_default_attention_backend() == "torch_native"
+    assert current_platform.get_default_attention_backend() == "descant_cpu"
 
 
 def test_lora_code_asks_for_no_pinned_memory() -> None:

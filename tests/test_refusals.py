@@ -10,8 +10,17 @@ from typing import Any
 
 import pytest
 import tiny
+from sglang.srt.arg_groups.overrides import resolving_view
 
-from descant.sglang_ext.server_args import UNPAIRABLE, UNSHARABLE, Refused, SharingServerArgs, validate_sharing
+from descant.sglang_ext.server_args import (
+    ATTENTION_BACKENDS,
+    UNPAIRABLE,
+    UNSHARABLE,
+    Refused,
+    SharingServerArgs,
+    choose_attention_backend,
+    validate_sharing,
+)
 
 # A value that is not among those allowed.
 OTHER: dict[str, Any] = {
@@ -19,11 +28,9 @@ OTHER: dict[str, Any] = {
     "disaggregation_mode": "prefill",
     "speculative_algorithm": "EAGLE",
     "dllm_algorithm": "LowConfidence",
-    "attention_backend": "triton",
-    "prefill_attention_backend": "flashinfer",
-    "decode_attention_backend": "fa3",
     "kv_cache_dtype": "fp8_e5m2",
-    "device": "cuda",
+    "lora_backend": "ascend",
+    "device": "xpu",
 }
 
 
@@ -56,6 +63,39 @@ def test_each_option_is_refused_by_name(scheme: str, name: str, allowed: tuple[A
 def test_nonshared_refuses_none_of_them(name: str) -> None:
     allowed = {n: a for n, a, _ in (*UNSHARABLE, *UNPAIRABLE)}[name]
     validate_sharing(_args(kv_sharing="nonshared", **{name: _other(name, allowed)}))
+
+
+@pytest.mark.parametrize(
+    ("device", "served"), [(device, name) for device, names in ATTENTION_BACKENDS.items() for name in names]
+)
+def test_each_device_has_its_attention_backends(device: str, served: str) -> None:
+    validate_sharing(_args(device=device, attention_backend=served))
+    for other in {"fa3", "trtllm_mha", "torch_native", "triton"} - {*ATTENTION_BACKENDS[device]}:
+        with pytest.raises(Refused, match=f"--attention-backend {other} cannot .* rows on {device} need"):
+            validate_sharing(_args(device=device, attention_backend=other))
+        validate_sharing(_args(kv_sharing="fullshared", device=device, attention_backend=other))
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_one_attention_backend_serves_both_phases(phase: str) -> None:
+    name = f"{phase}_attention_backend"
+    validate_sharing(_args(device="cuda", attention_backend="triton", **{name: "triton"}))
+    with pytest.raises(Refused, match=f"--{phase}-attention-backend fa3 cannot be used .* prefill and decode alike"):
+        validate_sharing(_args(device="cuda", attention_backend="triton", **{name: "fa3"}))
+
+
+def test_a_gpu_without_a_choice_gets_a_backend_that_serves() -> None:
+    """SGLang would take fa3 on Hopper and trtllm_mha on Blackwell."""
+    args = _args(device="cuda")
+    choose_attention_backend(args)
+    assert resolving_view(args).attention_backend == ATTENTION_BACKENDS["cuda"][0]
+    for untouched in (
+        _args(device="cuda", kv_sharing="nonshared"),
+        _args(device="cpu"),
+        _args(device="cuda", prefill_attention_backend="fa3"),
+    ):
+        choose_attention_backend(untouched)
+        assert resolving_view(untouched).attention_backend is None
 
 
 def test_an_unknown_scheme_is_refused() -> None:

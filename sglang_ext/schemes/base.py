@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from descant.sglang_ext.rows import BatchShape, RowPlan
+from descant.sglang_ext.rows import RowBatch, RowPlan
 
 
 class Scheme(ABC):
@@ -29,7 +29,7 @@ class Scheme(ABC):
     warning: ClassVar[str | None] = None
 
     @abstractmethod
-    def plan(self, shape: BatchShape) -> RowPlan | None:
+    def plan(self, batch: RowBatch) -> RowPlan | None:
         """The rows of one forward, or None for upstream's: one row per token, under the request's adapter."""
 
     def dropped_modules(self, modules: set[str]) -> set[str]:

@@ -1,6 +1,6 @@
 """fullshared: one namespace; whoever comes first writes, adapted (FullShared, PReCache, section 2.2)."""
 
-from descant.sglang_ext.rows import BatchShape, RowPlan
+from descant.sglang_ext.rows import RowBatch, RowPlan
 from descant.sglang_ext.schemes.base import Scheme
 
 
@@ -13,5 +13,5 @@ class FullShared(Scheme):
         "answers depend on the order of requests; use it as a baseline only (icarus shares exactly)."
     )
 
-    def plan(self, shape: BatchShape) -> RowPlan | None:
+    def plan(self, batch: RowBatch) -> RowPlan | None:
         return None

@@ -1,6 +1,6 @@
 """icarus: the base model writes the KV, adapters read it (ICaRus, arXiv 2603.13281, equations 4 and 5)."""
 
-from descant.sglang_ext.rows import BatchShape, RowPlan, paired_rows
+from descant.sglang_ext.rows import RowBatch, RowPlan, paired_rows
 from descant.sglang_ext.schemes.base import Scheme
 
 # The encoder, adapter off, computes K and V: an update of these projections can have no effect.
@@ -15,8 +15,8 @@ class Icarus(Scheme):
     shares_namespace = True
     pairs_rows = True
 
-    def plan(self, shape: BatchShape) -> RowPlan | None:
-        return paired_rows(shape)
+    def plan(self, batch: RowBatch) -> RowPlan | None:
+        return paired_rows(batch)
 
     def dropped_modules(self, modules: set[str]) -> set[str]:
         return modules & KV_MODULES

@@ -1,6 +1,6 @@
 """nonshared: upstream SGLang. Each adapter has a namespace and writes its own KV."""
 
-from descant.sglang_ext.rows import BatchShape, RowPlan
+from descant.sglang_ext.rows import RowBatch, RowPlan
 from descant.sglang_ext.schemes.base import Scheme
 
 
@@ -9,5 +9,5 @@ class NonShared(Scheme):
     summary = "upstream SGLang: each adapter keeps its own KV cache"
     shares_namespace = False
 
-    def plan(self, shape: BatchShape) -> RowPlan | None:
+    def plan(self, batch: RowBatch) -> RowPlan | None:
         return None
