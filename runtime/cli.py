@@ -2,57 +2,31 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import shlex
-import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, NoReturn, ParamSpec
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from descant._version import __version__
-from descant.runtime.errors import DescantError
+from descant.runtime import cli_graphs
+from descant.runtime.console import command, err, out
 from descant.runtime.serve import HELP, added_options, serve_arguments
 from descant.runtime.sglang_command import SGLANG_SERVE
-
-P = ParamSpec("P")
 
 app = typer.Typer(
     help="Many LoRA agents on one shared KV cache, on SGLang.", no_args_is_help=True, add_completion=False
 )
 adapters_app = typer.Typer(help="Look into LoRA adapters before they are served.", no_args_is_help=True)
 app.add_typer(adapters_app, name="adapters")
+eval_app = typer.Typer(help="Measure a workflow on a data set.", no_args_is_help=True)
+app.add_typer(eval_app, name="eval")
 
-out = Console()
-err = Console(stderr=True)
-
-
-def command(function: Callable[P, None]) -> Callable[P, None]:
-    """A user's error is one sentence on stderr and status 1; Ctrl-C is status 130, SIGTERM 143, with order kept."""
-
-    @functools.wraps(function)
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
-        signal.signal(signal.SIGTERM, _end)
-        try:
-            function(*args, **kwargs)
-        except DescantError as error:
-            err.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
-            raise typer.Exit(1) from error
-        except KeyboardInterrupt:
-            err.print("Interrupted.", style="yellow")
-            raise typer.Exit(130) from None
-
-    return guarded
-
-
-def _end(signum: int, frame: object) -> NoReturn:
-    """Unwind, so that every `with` block closes what it opened."""
-    raise SystemExit(128 + signum)
+app.command(cls=cli_graphs.Command)(cli_graphs.run)
+eval_app.command(cls=cli_graphs.Command)(cli_graphs.hotpotqa)
 
 
 def _version(wanted: bool) -> None:
@@ -130,14 +104,13 @@ def demo(
         ),
     ] = None,
     question: Annotated[str | None, typer.Option(help="What to ask.", show_default=False)] = None,
-    turns: Annotated[int, typer.Option(help="How many turns the agents take at most.", min=1)] = 7,
+    rounds: Annotated[int, typer.Option(help="Thoughts and actions at most; the last is the answer.", min=1)] = 3,
     replay: Annotated[bool, typer.Option(help="Replay the trajectory under nonshared, to compare.")] = True,
 ) -> None:
     """Watch three agents answer a question on one KV cache, and see what sharing it saves."""
-    from descant.workflows.demo import run
-    from descant.workflows.plan_act_reflect import QUESTION
+    from descant.workflows.demo import QUESTION, run
 
-    run(out, model, question or QUESTION, turns, replay)
+    run(out, model, question or QUESTION, rounds, replay)
 
 
 if __name__ == "__main__":

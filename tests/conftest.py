@@ -11,7 +11,7 @@ import pytest
 import tiny
 import torch
 import transformers
-from deployments import DEPLOYMENTS
+from deployments import DEPLOYMENTS, MODELS
 from reference import Reference
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # every checkpoint is a local folder
@@ -23,9 +23,15 @@ _SERVERS = engine.Pool()
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tiny.Checkpoint]:
-    """A family's tiny model and adapters, saved once."""
+    """A family's tiny model and adapters, or a deployment's, saved once."""
     root = tmp_path_factory.mktemp("tiny")
-    return cache(lambda family: tiny.save_checkpoint(family, root))
+
+    @cache
+    def save(name: str) -> tiny.Checkpoint:
+        family, changes = MODELS.get(name, (name, {}))
+        return tiny.save_checkpoint(family, root / name, **changes)
+
+    return save
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ DEPLOYMENTS: Mapping[str, Mapping[str, Any]] = {
         "max_lora_rank": 32,
         "lora_target_modules": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     },
+    "roomy": {"max_total_tokens": 16384},
     "qwen2": {"chunked_prefill_size": CHUNK, "enable_mixed_chunk": True},
     "qwen3": {"page_size": 16, "chunked_prefill_size": CHUNK, "enable_mixed_chunk": True},
     # Two adapters a batch beside the base model, and a scheduler that admits more than fits; at SGLang's older door.
@@ -30,6 +31,10 @@ DEPLOYMENTS: Mapping[str, Mapping[str, Any]] = {
         "schedule_conservativeness": 0.01,
     },
 }
+
+# Where a deployment's model is not the tiny one of its name: its family, and what of it differs. The ready-made graphs'
+# opening fills most of a tiny model's context.
+MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {"roomy": ("llama", {"max_position_embeddings": 8192})}
 
 
 def on(*names: str) -> pytest.MarkDecorator:

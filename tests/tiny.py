@@ -29,6 +29,7 @@ FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 VOCAB_SIZE = 410  # not a multiple of 64, so the engine has to pad it
 CONTEXT = 1024
 BOS, EOS = "<|bos|>", "<|eos|>"
+CHAT_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 
 # What ICaRus can train: everything but the two projections that write the cache.
 AGENT_MODULES = ("q_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -67,11 +68,12 @@ def save_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     tokenizer.train_from_iterator([_CORPUS] * 2, trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS)
     assert len(fast) == VOCAB_SIZE, f"the tokenizer has {len(fast)} tokens, the models expect {VOCAB_SIZE}"
+    fast.chat_template = CHAT_TEMPLATE
     fast.save_pretrained(path)
     return fast
 
 
-def _config(family: str) -> PretrainedConfig:
+def _config(family: str, changes: Mapping[str, Any]) -> PretrainedConfig:
     """The family's config: 3 layers, 4 query heads over 2 KV heads; what differs is what the family is known for."""
     common: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
@@ -85,6 +87,7 @@ def _config(family: str) -> PretrainedConfig:
         "eos_token_id": 1,
         "pad_token_id": None,
         "dtype": "float32",
+        **changes,
     }
     match family:
         case "llama":
@@ -117,12 +120,14 @@ def _randomise(model: PreTrainedModel, seed: int) -> None:
             normal(parameter, gain * parameter.shape[1] ** -0.5)
 
 
-def save_model(family: str, path: Path) -> Path:
+def save_model(family: str, path: Path, **changes: Any) -> Path:
     """Save a random `family` model in float32, with its tokenizer, at `path`; return `path`.
+
+    `changes` are of its config's common part (`num_attention_heads`, ...).
 
     Raises ValueError for a family that is not in `FAMILIES`.
     """
-    model = AutoModelForCausalLM.from_config(_config(family), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(_config(family, changes), dtype=torch.float32)
     _randomise(model, seed=FAMILIES.index(family))
     model.generation_config.bos_token_id, model.generation_config.eos_token_id = 0, 1
     model.save_pretrained(path)
@@ -173,9 +178,9 @@ class Checkpoint:
     adapters: Mapping[str, Path]
 
 
-def save_checkpoint(family: str, root: Path) -> Checkpoint:
-    """Save the tiny model of `family` and its `ADAPTERS` under `root`."""
-    model = save_model(family, root / family)
+def save_checkpoint(family: str, root: Path, **changes: Any) -> Checkpoint:
+    """Save the tiny model of `family`, its config with `changes`, and its `ADAPTERS` under `root`."""
+    model = save_model(family, root / family, **changes)
     adapters = {name: save_adapter(model, root / f"{family}-{name}", **spec) for name, spec in ADAPTERS.items()}
     return Checkpoint(model, adapters)
 

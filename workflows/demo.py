@@ -2,45 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from descant.agents.lookup import Lookup
-from descant.agents.standin import LABEL, standin_adapters
-from descant.runtime.checkpoint import MODEL_NAME, demo_checkpoint
-from descant.runtime.client import Client, Turn
-from descant.runtime.server import Server
+from descant.agents.agent import Agent
+from descant.agents.standin import LABEL, ROLES
+from descant.agents.tools.geonames import Geonames
+from descant.runtime.checkpoint import MODEL_NAME
+from descant.workflows.actions import FINISH, Actions
+from descant.workflows.graph import AgentGraph
 from descant.workflows.plan_act_reflect import plan_act_reflect
+from descant.workflows.replay import replay
 from descant.workflows.screen import Screen, costs, totals
-from descant.workflows.trajectory import replay
+from descant.workflows.serving import serving, standins
+from descant.workflows.state import TurnRecord
 
-# A KV cache for this one conversation: the default takes most of the machine's memory, and the time to allocate it.
-SERVER_OPTIONS = ("--max-total-tokens", "16384", "--max-running-requests", "8")
 CAVEAT = (
     "They make each agent's words its own but have learned no role, and the model is small: the answer may be wrong."
 )
 
 
-def run(console: Console, model: Path | None, question: str, turns: int, with_replay: bool) -> None:
+QUESTION = "What are the capitals of Portugal and Mongolia?"
+EXAMPLE = """\
+Question: What are the currencies of Denmark and Japan?
+Thought: I look up Denmark to read its currency.
+Action: Lookup[Denmark]
+Observation: Denmark is a country in Europe; its currency is the Krone; its neighbours are Germany.
+Thought: The currency of Denmark is the Krone, and I look up Japan.
+Action: Lookup[Japan]
+Observation: Japan is a country in Asia; its currency is the Yen; it has no neighbours by land.
+Thought: The currencies are the Krone and the Yen.
+Action: Finish[Krone and Yen]
+Observation: Is this answer right? Reflect on it.
+Thought: Both currencies were read, and the answer names them.
+Action: Reflect[right]"""
+# No counted repetition, {8,110}: the server would take seconds to compile it.
+ANSWER = r"[A-Za-z0-9][^\[\]\n]*"
+PLACE = r"[A-Z][^\[\]\n]*"
+
+
+def run(console: Console, model: Path | None, question: str, rounds: int, with_replay: bool) -> None:
     """Run the demo and print it.
 
     Args:
         model: folder of a checkpoint with a chat template; the demo's own model if None.
-        turns: how many turns the agents take at most.
+        rounds: thoughts and actions at most; the last one is the answer.
         with_replay: whether to replay the trajectory under `nonshared` for comparison.
 
     Raises:
         DescantError: something is missing, or the server failed.
     """
-    lookup = Lookup()
-    checkpoint = model or demo_checkpoint(console)
-    with console.status(f"Making {LABEL} adapters"):
-        adapters = standin_adapters(checkpoint)
+    graph = demo_graph(Geonames(), rounds)
+    checkpoint, adapters = standins(console, model)
     about = Table.grid(padding=(0, 2))
     about.add_column(style="bold")
     about.add_column()
@@ -49,30 +68,51 @@ def run(console: Console, model: Path | None, question: str, turns: int, with_re
     about.add_row("Question", Text(f"{question}\n"))
     console.print(about)
 
-    screen = Screen(console)
-    with _serving(console, checkpoint, adapters, "icarus") as client:
+    screen = Screen(console, graph.agents)
+    with serving(console, checkpoint, adapters, "icarus") as client:
+        state: Mapping[str, Any] = {}
+        event: Any
         try:
-            trajectory = plan_act_reflect(client, question, turns, lookup, screen)
+            for mode, event in graph.compile(client).stream({"question": question}, stream_mode=["custom", "values"]):
+                if mode == "values":
+                    state = event
+                else:
+                    screen.show(event)
         finally:
             screen.end()
-    steps = trajectory.steps
+    turns = [turn for step in state["steps"] for turn in step["turns"]]
 
-    replayed: list[Turn] | None = None
+    replayed: list[TurnRecord] | None = None
     if with_replay:
         with (
-            _serving(console, checkpoint, adapters, "nonshared") as client,
+            serving(console, checkpoint, adapters, "nonshared") as client,
             console.status("Replaying the same turns, without sharing"),
         ):
-            replayed = replay(client, steps)
+            replayed = replay(client, state)
     console.print()
-    console.print(costs(steps, replayed, console.width))
-    for line in totals(steps, replayed):
+    console.print(costs(turns, replayed, console.width))
+    for line in totals(turns, replayed):
         console.print(line, highlight=False)
 
 
-@contextmanager
-def _serving(console: Console, model: Path, adapters: dict[str, Path], scheme: str) -> Iterator[Client]:
-    with ExitStack() as stack:
-        with console.status(f"Starting a server with --kv-sharing {scheme}"):
-            server = stack.enter_context(Server(model, adapters, kv_sharing=scheme, options=SERVER_OPTIONS))
-        yield stack.enter_context(Client(server.url))
+def demo_graph(geonames: Geonames, rounds: int) -> AgentGraph:
+    """Plan, act and reflect look up places, those that the question names first, and answer in the last round.
+
+    The stand-in adapters have learned no role, so the graph says when to look up and when to answer.
+    """
+
+    def unread(state: Mapping[str, Any]) -> list[str]:
+        read = {told["argument"] for told in state.get("observations", ())}
+        return [place for place in geonames.known_in(state["question"]) if place not in read]
+
+    def allowed(state: Mapping[str, Any]) -> list[str]:
+        return (
+            [FINISH] if state["rounds"] >= rounds or (state.get("observations") and not unread(state)) else ["Lookup"]
+        )
+
+    def places(state: Mapping[str, Any]) -> str:
+        return "|".join(map(re.escape, unread(state))) or PLACE
+
+    actions = Actions(geonames.tools(), patterns={"Lookup": places, FINISH: ANSWER}, allowed=allowed)
+    plan, act, reflect = (Agent(role, role, sampling={"temperature": 0}) for role in ROLES)
+    return plan_act_reflect(plan, act, reflect, actions, steps=rounds, examples=EXAMPLE)

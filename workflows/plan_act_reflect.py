@@ -1,87 +1,110 @@
-"""A ReAct loop of three agents, plan, act and reflect, that take turns on one trajectory (ReAct: arXiv 2210.03629)."""
+"""Plan, act, reflect: AutoAct's three roles (Qiao et al., arXiv 2401.05268), the workload of PReCache (section 4.1)."""
 
 from __future__ import annotations
 
-import re
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from descant.agents.lookup import Lookup
-from descant.runtime.client import Client
-from descant.workflows.trajectory import Trajectory
+import sglang as sgl
+from langgraph.graph import START
 
-QUESTION = "What are the capitals of Portugal and Mongolia?"
-INSTRUCTIONS = """\
-You answer questions about the world with facts from a tool. Work in lines:
-Plan: the place to look up next.
-Action: Lookup[place] to read facts about a place, or Finish[answer] to answer.
+from descant.agents.agent import Agent
+from descant.agents.tool import Tool
+from descant.workflows.actions import (
+    ARGUMENT_TOKENS,
+    FINISH,
+    VERDICT_TOKENS,
+    Acting,
+    Actions,
+    asked,
+    instructions,
+    think,
+    with_cue,
+)
+from descant.workflows.graph import AgentGraph
+from descant.workflows.limits import Limits
+
+STEPS = 14
+VERDICTS = 2
+LINES = """\
+Thought: what you know, and what to find out next.
+Action: what to do about it.
 Observation: what the tool said.
-Reflect: what that tells about the question.
-
-Here is an example.
-Question: What are the currencies of Denmark and Japan?
-Plan: Look up Denmark to read its currency.
-Action: Lookup[Denmark]
-Observation: Denmark is a country in Europe; its currency is the Krone; its neighbours are Germany.
-Reflect: The currency of Denmark is the Krone.
-Plan: Look up Japan to read its currency.
-Action: Lookup[Japan]
-Observation: Japan is a country in Asia; its currency is the Yen; it has no neighbours by land.
-Reflect: The currency of Japan is the Yen.
-Action: Finish[Krone and Yen]"""
-# No counted repetition, {8,110}: the server would take seconds to compile it. The length is max_new_tokens' to bound.
-SENTENCE = r" [A-Z][^\n\[\].;,]+\."
-ANSWER = r" Finish\[[A-Za-z0-9][^\[\]\n]*\]"
-PLACE = r"[A-Z][^\[\]\n]*"
-SENTENCE_TOKENS = 40
-ACTION_TOKENS = 32
+After Finish, a Thought on whether the answer is right, and Reflect[right] or Reflect[wrong]."""
 
 
-class Audience(Protocol):
-    """Whoever watches a run."""
+class Reflecting(Acting, total=False):
+    """Beside `Acting`. verdict: "right" or "wrong", of the last answer. verdicts: how many there were."""
 
-    def turn_starts(self, agent: str, cue: str) -> None: ...
-    def agent_says(self, text: str) -> None: ...
-    def tool_says(self, observation: str) -> None: ...
+    verdict: str
+    verdicts: int
 
 
-def plan_act_reflect(client: Client, question: str, turns: int, lookup: Lookup, audience: Audience) -> Trajectory:
-    """Answer `question` in at most `turns` turns of the agents; the last one is `act`'s answer.
+def plan_act_reflect(
+    plan: Agent,
+    act: Agent,
+    reflect: Agent,
+    tools: Sequence[Tool] | Actions,
+    *,
+    steps: int = STEPS,
+    limits: Limits | None = None,
+    examples: str = "",
+) -> AgentGraph:
+    """Answer `question`: plan writes a thought and the kind of an action, act its argument, in one line of both.
 
-    Before that, `act` looks up one place a round: one that the question or the tool has named and nobody has read.
+    After Finish, reflect judges the answer: right ends the run, wrong begins another round, and the second verdict ends
+    it whatever it is.
 
-    Raises:
-        RequestError: the server refused a turn.
+    Args:
+        steps: rounds at most.
+        tools: what may be called, or `Actions` that say more than that.
+        examples: finished transcripts, for models that were not trained on such lines.
     """
-    trajectory = Trajectory(client, opening(client, question))
+    actions = Actions.of(tools)
+    graph = AgentGraph(Reflecting, opening=asked(instructions(LINES, actions, examples)), limits=limits)
 
-    def speak(agent: str, cue: str, regex: str, tokens: int) -> str:
-        trajectory.append(cue)
-        audience.turn_starts(agent, cue.strip())
-        params = {"temperature": 0, "regex": regex, "max_new_tokens": tokens}
-        return trajectory.speak(agent, params, audience.agent_says)
+    def planning(s: Any, state: Mapping[str, Any], rounds: int = 0) -> dict[str, Any]:
+        think(s, "thought")
+        kinds = "|".join(actions.open({**state, "rounds": rounds + 1}))
+        s += "Action:" + sgl.gen("named", max_tokens=ARGUMENT_TOKENS, regex=f" ({kinds})")
+        return {"kind": s["named"].strip(), "rounds": rounds + 1}
 
-    named = lookup.known_in(question)
-    read: set[str] = set()
-    for _ in range((turns - 1) // 3):
-        unread = [place for place in dict.fromkeys(named) if place not in read]
-        if read and not unread:
-            break
-        speak("plan", "Plan:", SENTENCE, SENTENCE_TOKENS)
-        places = "|".join(map(re.escape, unread)) or PLACE
-        action = speak("act", "\nAction:", rf" Lookup\[({places})\]", ACTION_TOKENS)
-        fact = lookup(action.strip().removeprefix("Lookup[").removesuffix("]"))
-        read.add(fact.entity)
-        named += fact.related
-        trajectory.append(f"\nObservation: {fact.text}")
-        audience.tool_says(fact.text)
-        speak("reflect", "\nReflect:", SENTENCE, SENTENCE_TOKENS)
-        trajectory.append("\n")
-    speak("act", "Action:", ANSWER, ACTION_TOKENS)
-    return trajectory
+    def acting(s: Any, kind: str, state: Mapping[str, Any]) -> dict[str, Any]:
+        pattern = rf"({actions.argument(kind, state)})\]"
+        s += sgl.gen("argument", max_tokens=ARGUMENT_TOKENS, regex=pattern)
+        s += "\n" if s["argument"].endswith("]") else "]\n"
+        argument = s["argument"].removesuffix("]").strip()
+        return {"argument": argument, "answer": argument if kind == FINISH else state.get("answer")}
 
+    def asking(s: Any) -> None:
+        s += "Observation: Is this answer right? Reflect on it.\n"
 
-def opening(client: Client, question: str) -> list[int]:
-    """The ids that every agent reads first: instructions and question, in the model's chat template."""
-    return client.tokenize_chat(
-        [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": f"Question: {question}"}]
-    )
+    def reflecting(s: Any, verdicts: int = 0) -> dict[str, Any]:
+        think(s, "thought")
+        s += "Action: Reflect["
+        s += sgl.gen("verdict", max_tokens=VERDICT_TOKENS, regex="(right|wrong)") + "]\n"
+        if s["verdict"] == "wrong":
+            s += "Observation: The answer is wrong. Begin another round.\n"
+        return {"verdicts": verdicts + 1}
+
+    def finish(state: Mapping[str, Any]) -> dict[str, str]:
+        if state.get("verdict") == "right":
+            return {"ended": "answered"}
+        judged = state.get("verdicts", 0)
+        return {"ended": f"limit of {VERDICTS} verdicts" if judged >= VERDICTS else f"limit of {steps} steps"}
+
+    def over(state: Mapping[str, Any]) -> bool:
+        return state["verdict"] == "right" or state["verdicts"] >= VERDICTS or state["rounds"] >= steps
+
+    graph.add_step("plan", with_cue(plan, "Thought:"), planning)
+    graph.add_step("act", with_cue(act, "["), acting)
+    graph.add_step("observe", None, actions.observe)
+    graph.add_step("ask", None, asking)
+    graph.add_step("reflect", with_cue(reflect, "Thought:"), reflecting)
+    graph.add_node("finish", finish)
+    graph.add_edge(START, "plan").add_edge("plan", "act")
+    graph.add_conditional_edges("act", lambda s: "ask" if s["kind"] == FINISH else "observe", ["observe", "ask"])
+    graph.add_conditional_edges("observe", lambda s: "finish" if s["rounds"] >= steps else "plan", ["plan", "finish"])
+    graph.add_edge("ask", "reflect")
+    graph.add_conditional_edges("reflect", lambda s: "finish" if over(s) else "plan", ["plan", "finish"])
+    return graph

