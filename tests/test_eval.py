@@ -48,7 +48,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
 def test_an_eval_that_was_cut_off_goes_on(server: Server, tmp_path: Path) -> None:
     """Also: a question that fails is recorded; a line that was cut off is made again."""
     texts = [f"Which river crosses town {number}?" for number in range(12)]
-    texts[3] = " "
+    texts[3] = "\0"  # nothing is left of it once it is clean
     file, output = write_questions(tmp_path / "questions.jsonl", texts), tmp_path / "out"
     arguments = ("eval", "hotpotqa", file, *STEPS, "--server", server.url, "--output", output, "--concurrency", 3)
     child = begin(*arguments, "--json", cache=tmp_path)
