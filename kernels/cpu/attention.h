@@ -46,6 +46,9 @@ struct Attention {
     float* partial;  // [rows * group, dim + 2]: sums, maximum, denominator; null if the tile sees all keys
   };
 
+  // Whether two elements of a row are multiplied as one; dim is then even.
+  static constexpr bool PAIRED = std::is_same_v<Row<T>, bf16>;
+
   int64_t group() const { return heads / kv_heads; }
   int64_t width() const { return (dim + PANEL - 1) / PANEL * PANEL; }  // dim, padded to whole panels
 
@@ -53,36 +56,48 @@ struct Attention {
     return request.length - (request.rows - 1 - row) / copies;
   }
 
+  // A block of keys and values, packed for `multiply`: kt [dim, KEYS] and v [KEYS, width()], or half as many rows of
+  // pairs where rows are bfloat16.
   void gather(const Request& request, int64_t kv_head, int64_t from, int64_t count, float* kt, float* v) const {
-    const int64_t padded = width();
+    const auto row = [&](const T* pool, int64_t j) {
+      return pool + request.slots[from + j] * pool_stride + kv_head * dim;
+    };
+    using Packed = std::conditional_t<PAIRED, float, T>;  // two bfloat16 travel as one float
     for (int64_t j = 0; j < KEYS; j += LANES) {
-      const T* rows[LANES];
-      for (int i = 0; i < LANES; i++) {
-        int64_t slot = request.slots[from + std::min(j + i, count - 1)];
-        rows[i] = keys + slot * pool_stride + kv_head * dim;
-      }
-      pack_columns(rows, dim, kt + j, KEYS);
+      const Packed* rows[LANES];
+      for (int i = 0; i < LANES; i++)
+        rows[i] = reinterpret_cast<const Packed*>(row(keys, std::min(j + i, count - 1)));
+      pack_columns(rows, PAIRED ? dim / 2 : dim, kt + j, KEYS);
     }
-    for (int64_t j = 0; j < count; j++) {
-      const T* row = values + request.slots[from + j] * pool_stride + kv_head * dim;
-      widen(row, v + j * padded, dim);
-      std::fill(v + j * padded + dim, v + (j + 1) * padded, 0.f);
+    const int64_t padded = width();
+    if constexpr (PAIRED) {
+      for (int64_t j = 0; j < count; j += 2)
+        interleave(row(values, j), j + 1 < count ? row(values, j + 1) : nullptr, dim, v + j / 2 * padded);
+    } else {
+      for (int64_t j = 0; j < count; j++) {
+        widen(row(values, j), v + j * padded, dim);
+        std::fill(v + j * padded + dim, v + (j + 1) * padded, 0.f);
+      }
     }
   }
 
   void run_tile(const Tile& tile, float* scratch) const {
     const Request& request = requests[tile.request];
     const int64_t g = group(), rows = tile.rows * g, padded = width();
-    float* queries = scratch;                // [rows, dim]
-    float* sums = queries + rows * dim;      // [rows, padded]
-    float* scores = sums + rows * padded;    // [rows, KEYS]
-    float* kt = scores + rows * KEYS;        // [dim, KEYS]
-    float* v = kt + dim * KEYS;              // [KEYS, padded]
-    float* maxima = v + KEYS * padded;       // [rows]
-    float* totals = maxima + rows;           // [rows]
+    float* sums = scratch;                 // [rows, padded]
+    float* scores = sums + rows * padded;  // [rows, KEYS]
+    float* kt = scores + rows * KEYS;      // [dim, KEYS]
+    float* v = kt + dim * KEYS;            // [KEYS, padded]
+    float* maxima = v + KEYS * padded;     // [rows]
+    float* totals = maxima + rows;         // [rows]
+    auto* queries = reinterpret_cast<Row<T>*>(totals + rows);  // [rows, dim]
+    auto* weights = queries + rows * dim;                      // [rows, KEYS], of the values
     for (int64_t r = 0; r < tile.rows; r++) {
       const T* source = q + (request.first_row + tile.row + r) * q_stride + tile.kv_head * g * dim;
-      for (int64_t k = 0; k < g * dim; k++) queries[r * g * dim + k] = get(source + k) * scaling;
+      if constexpr (PAIRED)
+        std::copy(source, source + g * dim, queries + r * g * dim);
+      else
+        widen(source, queries + r * g * dim, g * dim);
     }
     std::fill(sums, sums + rows * padded, 0.f);
     std::fill(maxima, maxima + rows, -std::numeric_limits<float>::infinity());
@@ -95,29 +110,30 @@ struct Attention {
       multiply(queries, dim, kt, KEYS, dim, scores, KEYS, rows);
       for (int64_t r = 0; r < rows; r++) {
         float* s = scores + r * KEYS;
+        Row<T>* p = weights + r * KEYS;
         const int64_t seen = std::min(count, visible(request, tile.row + r / g) - from);
         if (seen <= 0) {
-          std::fill(s, s + KEYS, 0.f);
+          std::fill(p, p + KEYS, Row<T>{});
           continue;
         }
         std::fill(s + seen, s + KEYS, -std::numeric_limits<float>::infinity());
         vec top = load(s);
         for (int64_t j = LANES; j < KEYS; j += LANES) top = max(top, load(s + j));
-        const float maximum = std::max(maxima[r], max(top));
+        const float maximum = std::max(maxima[r], max(top) * scaling);
         const float shrink = maxima[r] == maximum ? 1.f : std::exp(maxima[r] - maximum);
         maxima[r] = maximum;
         vec total = {};
         for (int64_t j = 0; j < KEYS; j += LANES) {
-          vec p = exp(load(s + j) - splat(maximum));
-          store(s + j, p);
-          total += p;
+          vec e = exp(load(s + j) * splat(scaling) - splat(maximum));
+          store(p + j, e);
+          total += e;
         }
         totals[r] = totals[r] * shrink + sum(total);
         if (shrink != 1.f)
           for (int64_t k = 0; k < padded; k += LANES)
             store(sums + r * padded + k, load(sums + r * padded + k) * splat(shrink));
       }
-      multiply(scores, KEYS, v, padded, count, sums, padded, rows);
+      multiply(weights, KEYS, v, padded, PAIRED ? (count + 1) / 2 * 2 : count, sums, padded, rows);
     }
     for (int64_t r = 0; r < rows; r++) {
       if (tile.partial) {
@@ -187,7 +203,7 @@ struct Attention {
         next += tiles[t].rows * g * (dim + 2);
       }
     const int64_t most = step * g;
-    const int64_t scratch_size = most * (dim + padded + KEYS + 2) + KEYS * (dim + padded);
+    const int64_t scratch_size = most * (dim + padded + 2 * KEYS + 2) + KEYS * (dim + padded);
     // Taken one by one from the end: later tiles of a request see more keys, and threads must finish together.
     std::atomic<int64_t> left(tiles.size());
     const int64_t threads = std::min<int64_t>(at::get_num_threads(), tiles.size());

@@ -1,9 +1,19 @@
-// Small matrix products in float32, their factors packed so that every load is a whole vector.
+// Small matrix products, summed in float32, their factors packed so that every load is a whole vector.
 #pragma once
 
+#include "pairs.h"
 #include "vector.h"
 
 namespace descant {
+
+// What rows are multiplied as: float32, or as they are where the processor multiplies bfloat16 itself.
+#ifdef __AVX512BF16__
+template <typename T>
+using Row = T;
+#else
+template <typename T>
+using Row = float;
+#endif
 
 constexpr int64_t PANEL = 2 * LANES;  // columns that one pass computes
 
@@ -36,7 +46,48 @@ __attribute__((always_inline)) inline void multiply_rows(
   }
 }
 
-inline void multiply(const float* a, int64_t a_stride, const float* b, int64_t width, int64_t depth, float* c,
+#ifdef __AVX512BF16__
+// c [rows, width] += a [rows, depth] b, where b [depth / 2, width] holds two elements of a column as one of its own;
+// width a multiple of PANEL. 6 x 4 sums, and what they need, fill the 32 registers of AVX512.
+template <int ROWS, int WIDTH>
+__attribute__((always_inline)) inline void multiply_rows(const bf16* a, int64_t a_stride, const float* b, int64_t width,
+                                                         int64_t depth, float* c, int64_t c_stride) {
+  __m512 acc[ROWS][WIDTH];
+#pragma GCC unroll 6
+  for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+    for (int j = 0; j < WIDTH; j++) acc[r][j] = _mm512_loadu_ps(c + r * c_stride + j * PANEL);
+  for (int64_t k = 0; k < depth / 2; k++) {
+    __m512bh columns[WIDTH];
+#pragma GCC unroll 4
+    for (int j = 0; j < WIDTH; j++) columns[j] = (__m512bh)_mm512_loadu_ps(b + k * width + j * PANEL);
+#pragma GCC unroll 6
+    for (int r = 0; r < ROWS; r++) {
+      float pair;
+      std::memcpy(&pair, a + r * a_stride + 2 * k, sizeof pair);
+      const __m512bh both = (__m512bh)_mm512_set1_ps(pair);
+#pragma GCC unroll 4
+      for (int j = 0; j < WIDTH; j++) acc[r][j] = _mm512_dpbf16_ps(acc[r][j], both, columns[j]);
+    }
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+    for (int j = 0; j < WIDTH; j++) _mm512_storeu_ps(c + r * c_stride + j * PANEL, acc[r][j]);
+}
+
+template <int ROWS>
+inline void multiply_rows(const bf16* a, int64_t a_stride, const float* b, int64_t width, int64_t depth, float* c,
+                          int64_t c_stride) {
+  int64_t col = 0;
+  for (; col + 4 * PANEL <= width; col += 4 * PANEL)
+    multiply_rows<ROWS, 4>(a, a_stride, b + col, width, depth, c + col, c_stride);
+  for (; col < width; col += PANEL) multiply_rows<ROWS, 1>(a, a_stride, b + col, width, depth, c + col, c_stride);
+}
+#endif
+
+template <typename R>
+inline void multiply(const R* a, int64_t a_stride, const float* b, int64_t width, int64_t depth, float* c,
                      int64_t c_stride, int64_t rows) {
   int64_t r = 0;
   for (; r + 6 <= rows; r += 6)

@@ -37,16 +37,18 @@ float* room(std::vector<float>& buffer, int64_t size) {
   return buffer.data();
 }
 
-// Rows in float32 behind one another; the rows themselves, where they are that already.
-const float* wide_rows(const Tensor& x) {
-  static thread_local std::vector<float> buffer;
-  const int64_t rows = x.size(0), in = x.size(1);
-  if (x.scalar_type() == at::kFloat && x.is_contiguous()) return pointer<float>(x);
-  float* wide = room(buffer, rows * in);
-  dispatch(x, [&](auto tag) {
-    for (int64_t r = 0; r < rows; r++) widen(pointer<decltype(tag)>(x) + r * x.stride(0), wide + r * in, in);
-  });
-  return wide;
+// The rows of x as they are multiplied, and their stride; x itself, where it is that already.
+template <typename T>
+std::pair<const Row<T>*, int64_t> rows_of(const Tensor& x) {
+  if constexpr (std::is_same_v<Row<T>, T>) {
+    return {pointer<T>(x), x.stride(0)};
+  } else {
+    static thread_local std::vector<float> buffer;
+    const int64_t rows = x.size(0), in = x.size(1);
+    float* wide = room(buffer, rows * in);
+    for (int64_t r = 0; r < rows; r++) widen(pointer<T>(x) + r * x.stride(0), wide + r * in, in);
+    return {wide, in};
+  }
 }
 
 template <typename T>
@@ -117,11 +119,15 @@ Tensor torch_linear(const Tensor& x, const Tensor& w, OptionalTensor bias, Optio
                   x.stride(1) == 1 && x.scalar_type() == w.scalar_type(),
               "linear: rows ", x.sizes(), " ", x.scalar_type(), " do not fit weights ", w.sizes(), " ", w.scalar_type());
   const int64_t rows = x.size(0), in = x.size(1), out = w.size(0);
-  if (rows > FEW_ROWS) return many_rows(x, w, bias, a, b, slots, ranks, scalings, ends);
-  Tensor y = at::empty({rows, out}, x.options());
-  const float* wide = wide_rows(x);
+  Tensor y;
   dispatch(x, [&](auto tag) {
     using T = decltype(tag);
+    if (rows > FEW_ROWS && std::is_same_v<Row<T>, float>) {
+      y = many_rows(x, w, bias, a, b, slots, ranks, scalings, ends);
+      return;
+    }
+    y = at::empty({rows, out}, x.options());
+    const auto [from, stride] = rows_of<T>(x);
     static thread_local std::vector<RowUpdate<T>> updates;
     static thread_local std::vector<float> hidden;
     Linear<T> job{};
@@ -129,14 +135,15 @@ Tensor torch_linear(const Tensor& x, const Tensor& w, OptionalTensor bias, Optio
       row_updates<T>(*a, *b, *slots, *ranks, *scalings, ends.size(), hidden, updates);
       auto* each = updates.data();
       at::parallel_for(0, rows, 4, [&](int64_t first, int64_t last) {
-        for (int64_t r = first; r < last; r++) shrink(each[r], wide + r * in, in, int64_t(ends.size()));
+        for (int64_t r = first; r < last; r++) shrink(each[r], from + r * stride, in, int64_t(ends.size()));
       });
       job.updates = updates.data();
       job.b_stride = b->stride(1);
       job.stack_ends = ends.data();
       job.stacks = ends.size();
     }
-    job.x = wide;
+    job.x = from;
+    job.x_stride = stride;
     job.w = pointer<T>(w);
     job.bias = bias ? pointer<T>(*bias) : nullptr;
     job.y = pointer<T>(y);
@@ -213,7 +220,7 @@ Tensor torch_attention(const Tensor& q, OptionalTensor k, OptionalTensor v, Opti
                        const Tensor& counts, int64_t copies, double scaling) {
   TORCH_CHECK(q.dim() == 3 && keys.dim() == 3 && q.stride(2) == 1 && q.stride(1) == q.size(2) && keys.stride(2) == 1 &&
                   keys.stride(1) == keys.size(2) && keys.strides() == values.strides() &&
-                  keys.scalar_type() == q.scalar_type() && tables.scalar_type() == at::kInt && tables.stride(1) == 1,
+                  keys.scalar_type() == q.scalar_type() && q.size(2) % 2 == 0 && tables.scalar_type() == at::kInt && tables.stride(1) == 1,
               "attention: queries ", q.sizes(), " ", q.scalar_type(), " do not fit a pool ", keys.sizes(), " ",
               keys.scalar_type());
   if (k) store_kv(*k, *v, keys, values, *slots, copies);

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #ifdef __AVX2__
 #include <immintrin.h>
 #endif
@@ -43,14 +44,22 @@ inline void store(float* p, vec v) { std::memcpy(p, &v, sizeof v); }
 
 // Round to nearest even, as torch does; NaN stays NaN.
 inline void store(bf16* p, vec v) {
+#ifdef __AVX512BF16__  // what is below 2^-126 becomes 0
+  const auto h = _mm256_cvtneps_pbh((__m256)v);
+#else
   uvec u = (uvec)v;
   uvec rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
   uvec nan = (uvec)(v != v);
   hvec h = __builtin_convertvector((rounded & ~nan) | (nan & 0x7fc0), hvec);
+#endif
   std::memcpy(p, &h, sizeof h);
 }
 
-inline float get(const float* p) { return *p; }
+inline float get(const float* p) {
+  float f;
+  std::memcpy(&f, p, sizeof f);
+  return f;
+}
 inline float get(const bf16* p) {
   uint32_t u = uint32_t(p->bits) << 16;
   float f;
@@ -63,6 +72,18 @@ inline void put(bf16* p, float x) {
   bf16 out[LANES];
   store(out, splat(x));
   *p = out[0];
+}
+
+template <int COUNT, typename T>
+inline void put(T* p, const float* x) {
+#ifdef __AVX512BF16__
+  if constexpr (COUNT == 4 && std::is_same_v<T, bf16>) {
+    const auto four = _mm_cvtneps_pbh(_mm_loadu_ps(x));
+    std::memcpy(p, &four, 4 * sizeof(bf16));
+    return;
+  }
+#endif
+  for (int i = 0; i < COUNT; i++) put(p + i, x[i]);
 }
 
 template <typename T>
