@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -9,8 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console, RenderableType
 
 from descant import __version__
+from descant.runtime.doctor import render
 from descant.runtime.serve import added_options, serve_arguments
 
 DESCANT = Path(sys.executable).with_name("descant")
@@ -77,6 +80,15 @@ def test_doctor_finds_this_installation_well() -> None:
     assert result.returncode == 0, found["problems"]
     assert found["sglang"] == found["sglang_expected"]
     assert all(hook["took"] for hook in found["hooks"])
+    narrow, wide = (_shown(render(found), width) for width in (40, 400))
+    assert "…" not in narrow
+    assert sorted("".join(narrow.split())) == sorted("".join(wide.split()))  # folded, and nothing lost
+
+
+def _shown(what: RenderableType, width: int) -> str:
+    shown = io.StringIO()
+    Console(width=width, file=shown).print(what, highlight=False)
+    return shown.getvalue()
 
 
 def test_doctor_reports_a_problem_with_status_1(tmp_path: Path) -> None:
