@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import refused
 from rich.console import Console, RenderableType
 
 from descant import __version__
@@ -64,6 +65,20 @@ def test_an_option_in_the_config_file_wins(tmp_path: Path) -> None:
     config = tmp_path / "server.yaml"
     config.write_text("kv-sharing: fullshared\nenable_metrics: true\nlora-paths: [a=b]\n")
     assert added_options(["--config", str(config)]) == ["--enable-cache-report", "--enable-lora"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [[], ["--port", "1"], ["--port", "1", "--model-path"], ["--config", "server.yaml"], ["--model-type", "llm"]],
+)
+def test_serve_without_a_model_is_one_sentence(given: list[str]) -> None:
+    wanted = "Name the model to serve on the command line: descant serve --model-path BASE."
+    assert refused("serve", *given) == wanted
+
+
+@pytest.mark.parametrize("given", [["m"], ["--model", "m"], ["--port", "1", "--model-path=m"]])
+def test_a_model_is_named_where_sglang_looks_for_it(given: list[str]) -> None:
+    assert set(given) <= set(serve_arguments(given))
 
 
 def test_serve_help_is_sglangs_with_our_defaults_on_top() -> None:
