@@ -151,7 +151,9 @@ def test_weights_that_are_no_lora_pairs_are_noted(make: Make) -> None:
     assert "lm_head" in note
 
 
-@pytest.mark.parametrize("damage", ["missing", "no config", "bad config", "no weights", "cut", "garbage", "empty"])
+@pytest.mark.parametrize(
+    "damage", ["missing", "no config", "bad config", "a list", "no weights", "cut", "garbage", "empty"]
+)
 def test_damaged_folders_give_one_sentence(make: Make, damage: str) -> None:
     adapter = make()
     config, weights = adapter / "adapter_config.json", adapter / "adapter_model.safetensors"
@@ -162,6 +164,8 @@ def test_damaged_folders_give_one_sentence(make: Make, damage: str) -> None:
             config.unlink()
         case "bad config":
             config.write_text("{")
+        case "a list":
+            config.write_text(f"[{config.read_text()}]")
         case "no weights":
             weights.unlink()
         case "cut":
