@@ -13,7 +13,7 @@ from sglang.srt.server_args import ServerArgs, _rebuild_server_args
 
 from descant.sglang_ext.schemes import SCHEMES, Scheme, scheme_named
 from descant.sglang_ext.schemes.adapter_files import AdapterFileError, on_this_machine, read_adapter
-from descant.sglang_ext.schemes.adapters import refusal
+from descant.sglang_ext.schemes.adapters import refusal, refusal_of_name
 
 logger = logging.getLogger(__name__)
 
@@ -158,6 +158,8 @@ def validate_sharing(server_args: Any) -> None:
                 f"model, which --kv-sharing {scheme.name} runs in every batch; set it to 2 or more."
             )
     for name, path in _named_adapters(given.lora_paths):
+        if reason := refusal_of_name(scheme, name):
+            raise Refused(reason)
         if on_this_machine(path):  # the workers check the others
             try:
                 config, _ = read_adapter(Path(path))

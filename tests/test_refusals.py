@@ -149,6 +149,14 @@ def test_an_adapter_that_is_not_there_is_named_unless_it_may_be_on_the_hub(tmp_p
     validate_sharing(_args(lora_paths={"far": "somebody/adapter"}))
 
 
+@pytest.mark.parametrize("scheme", ["icarus", "fullshared"])
+def test_the_name_that_the_base_model_is_booked_under_is_taken(scheme: str) -> None:
+    for paths in ({"base": "somebody/adapter"}, ["base=somebody/adapter"]):
+        with pytest.raises(Refused, match=f"No adapter can be called 'base' under --kv-sharing {scheme}"):
+            validate_sharing(_args(kv_sharing=scheme, lora_paths=paths))
+        validate_sharing(_args(kv_sharing="nonshared", lora_paths=paths))
+
+
 def _serve(*arguments: str) -> tuple[int, str]:
     """Exit code and output of a `sglang serve` that is expected to end by itself."""
     command = [str(Path(sys.executable).with_name("sglang")), "serve", *arguments]
