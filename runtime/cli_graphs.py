@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -130,10 +131,16 @@ def run(
                 examples=examples,
             )
             begin(setup, thread, err, show, note)
-    except (DescantError, KeyboardInterrupt):
+    except BaseException as error:
         transcript.end()
-        if begun:
-            note(f"To go on: descant run --resume {begun[0]}")
+        if not begun:
+            raise
+        theirs = isinstance(error, Exception) and not isinstance(error, DescantError)
+        if theirs:  # the user's own code: it is they who need the traceback, and the way on below it
+            traceback.print_exc()
+        note(f"To go on: descant run --resume {begun[0]}")
+        if theirs:
+            raise typer.Exit(1) from error
         raise
 
 

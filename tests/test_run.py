@@ -19,6 +19,7 @@ QUESTION = "Which city is larger?"
 SHORT = ("--steps", 2)
 USERS_GRAPH = """
 import operator
+import pathlib
 from typing import Annotated, TypedDict
 
 import sglang as sgl
@@ -86,6 +87,14 @@ def asks(*names):
 one_asks = lambda: asks("north")
 two_ask = lambda: asks("north", "south")
 
+
+def failing():
+    def fail(state):
+        if not pathlib.Path(__file__).with_name("mended").exists():
+            raise KeyError("what the user's code raised")
+        return {"said": ["mended"]}
+
+    return AgentGraph(Asked, opening="Hello.").add_node("fail", fail).add_edge(START, "fail").add_edge("fail", END)
 """
 
 
@@ -259,6 +268,19 @@ def test_several_questions_are_answered_by_id(
     assert (left["event"], left["id"]) == ("interrupt", north)
     *_, last = events(here("run", "--resume", "two", "--answer", "2", "--json").stdout)
     assert sorted(last["state"]["said"]) == [["north", 2], ["south", 1]]
+
+
+@on("roomy")
+def test_below_what_the_users_code_raised_stands_how_to_go_on(
+    server: Server, users_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DESCANT_CACHE", str(tmp_path / "cache"))
+    failed = here("run", f"{users_file}:failing", "Hi?", "--server", server.url, "--thread", "failed", status=1)
+    assert "Traceback" in failed.stderr
+    assert 'KeyError: "what the user\'s code raised"' in failed.stderr
+    assert failed.stderr.splitlines()[-1] == "To go on: descant run --resume failed"
+    (tmp_path / "mended").touch()
+    assert events(here("run", "--resume", "failed", "--json").stdout)[-1]["state"]["said"] == ["mended"]
 
 
 @on("roomy")
