@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from descant.agents.safetensors_file import StoredTensor, is_zero, read_header
+from descant.agents.safetensors_file import is_zero
 from descant.runtime.errors import DescantError
 from descant.sglang_ext.schemes import SCHEMES
+from descant.sglang_ext.schemes.adapter_files import (
+    CONFIG,
+    LAYER,
+    LORA_TENSOR,
+    WEIGHTS,
+    AdapterFileError,
+    StoredTensor,
+    read_config,
+    read_header,
+)
 from descant.sglang_ext.schemes.adapters import UNSUPPORTED_OPTIONS, refusal, refusal_of_modules, targeted_modules
-
-CONFIG = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
-LORA_TENSOR = re.compile(r"(?:^|\.)(?P<module>\w+)\.lora_(?:embedding_)?(?P<half>[AB])(?:\.weight)?$")
-LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -95,11 +99,16 @@ def inspect_adapter(path: Path) -> AdapterReport:
     Raises:
         DescantError: something there is missing or cannot be read.
     """
-    config = _read_config(path)
     weights = path / WEIGHTS
-    if not weights.is_file() and (path / "adapter_model.bin").is_file():
-        raise DescantError(f"{path} holds pickled weights (adapter_model.bin): save it with safe_serialization=True.")
-    tensors = read_header(weights)
+    try:
+        config = read_config(path)
+        if not weights.is_file() and (path / "adapter_model.bin").is_file():
+            raise DescantError(
+                f"{path} holds pickled weights (adapter_model.bin): save it with safe_serialization=True."
+            )
+        tensors = read_header(weights)
+    except AdapterFileError as error:
+        raise DescantError(str(error)) from error
     try:
         rank, alpha = int(config["r"]), float(config["lora_alpha"])
     except (KeyError, TypeError, ValueError):
@@ -126,23 +135,6 @@ def inspect_adapter(path: Path) -> AdapterReport:
         flaws=tuple(_flaws(path, config, rank, tensors, halves)),
         notes=tuple(_notes(path, config, tensors, targets, updates)),
     )
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        raise DescantError(f"{path} does not exist: give the folder of a PEFT adapter.")
-    file = path / CONFIG
-    try:
-        config = json.loads(file.read_text())
-    except OSError as error:
-        raise DescantError(
-            f"{path} is no PEFT adapter ({CONFIG}: {error.strerror}): give the folder that save_pretrained wrote."
-        ) from error
-    except ValueError as error:
-        raise DescantError(f"{file} is not valid JSON ({error}): save the adapter again.") from error
-    if not isinstance(config, dict):
-        raise DescantError(f"{file} holds no JSON object: save the adapter again.")
-    return config
 
 
 def _by_module(tensors: dict[str, StoredTensor]) -> dict[str, dict[str, list[str]]]:

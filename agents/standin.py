@@ -32,7 +32,8 @@ def standin_adapters(model: Path) -> dict[str, Path]:
         raise DescantError(
             f"{model} is no checkpoint (config.json: {error.strerror}): give the folder of a Hugging Face model."
         ) from error
-    recipe = json.dumps([ROLES, TARGETS, RANK, B_STD]).encode()
+    model = model.resolve()  # which each adapter's config names, so that they are those of this folder alone
+    recipe = json.dumps([str(model), ROLES, TARGETS, RANK, B_STD]).encode()
     root = cache_dir() / f"standins-{hashlib.sha256(config + recipe).hexdigest()[:12]}"
     if not is_whole(root):
         with published(root) as scratch:

@@ -18,7 +18,10 @@ STALE_S = 3600
 
 
 def cache_dir() -> Path:
-    """$DESCANT_CACHE, else $XDG_CACHE_HOME/descant, else ~/.cache/descant."""
+    """$DESCANT_CACHE, else $XDG_CACHE_HOME/descant, else ~/.cache/descant.
+
+    descant.kernels.cpu.compiled, which imports nothing of ours, does the same for the operators that it compiles.
+    """
     if own := os.environ.get("DESCANT_CACHE"):
         return Path(own).expanduser()
     xdg = os.environ.get("XDG_CACHE_HOME")

@@ -30,13 +30,18 @@ GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
+def demo_folder() -> Path:
+    """Where the demo's checkpoint lies, once it has been made."""
+    return cache_dir() / MODEL_NAME
+
+
 def demo_checkpoint(console: Console) -> Path:
     """The folder of the demo's checkpoint: float32 safetensors, tokenizer, chat template. Made at the first call.
 
     Raises:
         DescantError: the model can neither be found nor fetched, is damaged, or cannot be written to the cache.
     """
-    folder = cache_dir() / MODEL_NAME
+    folder = demo_folder()
     if is_whole(folder):
         return folder
     columns = (SpinnerColumn(), BarColumn(20), MofNCompleteColumn(), TextColumn("{task.description}"))

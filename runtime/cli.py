@@ -52,10 +52,11 @@ def main(
 def serve(context: typer.Context) -> None:
     """Serve a model: sglang serve, with agents on one KV cache."""
     arguments = context.args
+    line = serve_arguments(arguments)
     added = shlex.join(added_options([] if any(word in HELP for word in arguments) else arguments))
     if added:
         err.print(f"descant serve adds, where you do not say otherwise: {added}", highlight=False, soft_wrap=True)
-    os.execv(SGLANG_SERVE[0], [*SGLANG_SERVE, *serve_arguments(arguments)])
+    os.execv(SGLANG_SERVE[0], [*SGLANG_SERVE, *line])
 
 
 @app.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -84,7 +85,12 @@ def run(
     model: Model = None,
     thread: Annotated[str | None, typer.Option(metavar="ID", help="What to call the run.")] = None,
     resume: Annotated[str | None, typer.Option(metavar="ID", help="Go on with a run that was cut off.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one event a line; the last is the result.")] = False,
+    answer: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="With --resume, to what the graph asks: JSON, or else a text.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one event a line; the last is the result, or a question.")
+    ] = False,
 ) -> None:
     """Run a graph of agents and watch it: who says what, the answer, and what was reused."""
     from descant.workflows.run import RUN, Setup, begin
@@ -103,8 +109,12 @@ def run(
     try:
         if resume is not None:
             if any((workflow, passages, wikipedia, key, adapters, steps, examples is not None, model, thread)):
-                raise DescantError("A run goes on as it was begun: give --resume with --server and --json alone.")
-            go_on(resume, server, err, show, note)
+                raise DescantError(
+                    "A run goes on as it was begun: give --resume with --server, --answer, --json alone."
+                )
+            go_on(resume, server, answer, err, show, note)
+        elif answer is not None:
+            raise DescantError("An answer is to a run that asks: give --answer with --resume ID.")
         elif workflow is None or question is None:
             raise DescantError('Say what to run and what to ask: descant run react "…"; descant run --help has more.')
         else:
@@ -121,10 +131,16 @@ def run(
                 examples=examples,
             )
             begin(setup, thread, err, show, note)
-    except (DescantError, KeyboardInterrupt):
+    except BaseException as error:
         transcript.end()
-        if begun:
-            note(f"To go on: descant run --resume {begun[0]}")
+        if not begun:
+            raise
+        theirs = isinstance(error, Exception) and not isinstance(error, DescantError)
+        if theirs:  # the user's own code: it is they who need the traceback, and the way on below it
+            traceback.print_exc()
+        note(f"To go on: descant run --resume {begun[0]}")
+        if theirs:
+            raise typer.Exit(1) from error
         raise
 
 

@@ -49,7 +49,9 @@ def render(found: dict[str, Any]) -> Group:
         ("LoRA backend", found["lora_backend"]),
     ):
         facts.add_row(name, Text(str(value)))
-    hooks = Table("", "hook into SGLang", "why", box=None, padding=(0, 2, 0, 0), header_style="bold")
+    hooks = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for header in ("", "hook into SGLang", "why"):
+        hooks.add_column(header, overflow="fold")  # a name is one word, which Rich would cut in a narrow terminal
     for hook in found["hooks"]:
         took = Text("took", "green") if hook["took"] else Text("did not take", "bold red")
         hooks.add_row(took, Text(".".join(hook["target"].split(".")[-2:])), Text(hook["reason"]))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from descant.runtime.errors import DescantError
+
 # What an agent server wants and SGLang leaves off: sharing, cached token counts in OpenAI-style answers, /metrics.
 DEFAULTS = (("--kv-sharing", "icarus"), ("--enable-cache-report",), ("--enable-metrics",))
 # With no --lora-paths SGLang must be told for what adapters, loaded later, to keep room.
@@ -14,6 +16,7 @@ LATER_ADAPTERS = (
     ("--lora-target-modules", "q_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
 )
 HELP = ("-h", "--help")
+MODEL = ("--model-path", "--model")
 
 
 def added_options(arguments: Sequence[str]) -> list[str]:
@@ -27,11 +30,23 @@ def serve_arguments(arguments: Sequence[str]) -> list[str]:
     """The whole line for `sglang serve`: ours before the user's, so that argparse lets a later spelling win.
 
     A model path in first place stays there: `sglang serve MODEL` looks for it nowhere else.
+
+    Raises:
+        DescantError: no model is named where `sglang serve` looks for one, which is not in a --config file.
     """
     if any(argument in HELP for argument in arguments):
         return list(arguments)
+    if not _names_model(arguments):
+        raise DescantError("Name the model to serve on the command line: descant serve --model-path BASE.")
     model = list(arguments[:1]) if arguments and not arguments[0].startswith("-") else []
     return [*model, *added_options(arguments), *arguments[len(model) :]]
+
+
+def _names_model(arguments: Sequence[str]) -> bool:
+    if arguments and not arguments[0].startswith("-"):
+        return True
+    joined = any(argument.startswith(tuple(f"{option}=" for option in MODEL)) for argument in arguments)
+    return joined or any(argument in MODEL for argument in arguments[:-1])
 
 
 def _config_options(arguments: Sequence[str]) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import subprocess
@@ -16,6 +17,8 @@ import httpx
 
 from descant.runtime.errors import DescantError
 from descant.runtime.sglang_command import SGLANG_SERVE
+
+logger = logging.getLogger(__name__)
 
 PORT_TRIES = 3
 STOP_GRACE_S = 5.0
@@ -40,7 +43,7 @@ class Server:
         adapters: folder of each adapter, by the name that requests give it.
         kv_sharing: the sharing scheme.
         options: more options of `sglang serve`, as on its command line.
-        log: file that takes the server's output; a temporary one, removed after a good end, if None.
+        log: file that takes the server's output; if None a temporary one, kept only of a server that failed.
         ready_timeout: seconds until /health must answer.
 
     Raises:
@@ -75,20 +78,28 @@ class Server:
             except _PortTaken as error:
                 self._stop()
                 if attempt == PORT_TRIES - 1:
+                    self._remove_log()
                     raise ServerError(
                         f"No loopback port stayed free long enough in {PORT_TRIES} tries: start again."
                     ) from error
-            except BaseException:
+            except ServerError:
                 self._stop()
+                raise
+            except BaseException:  # Ctrl-C, say: the server did not fail
+                self._stop()
+                self._remove_log()
                 raise
         raise AssertionError("unreachable")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        failed = self._process is None or self._process.poll() is not None
         self._stop()
-        if self._own_log and kind is None:
-            self.log.unlink(missing_ok=True)
+        if not failed:
+            self._remove_log()
+        elif not isinstance(error, ServerError):  # which names the log
+            logger.warning(f"The server had ended by itself; its log is {self.log}.")
 
     @property
     def pid(self) -> int:
@@ -141,6 +152,10 @@ class Server:
         self._process.stdin.close()  # the guard's sign to end everything
         self._process.wait()
         self._process = None
+
+    def _remove_log(self) -> None:
+        if self._own_log:
+            self.log.unlink(missing_ok=True)
 
     def _log_tail(self, lines: int = 15) -> str:
         return "\n".join(self._log_text().splitlines()[-lines:])

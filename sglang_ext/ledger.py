@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-BASE = "base"  # the writer and reader that requests without an adapter are booked under
+from descant.sglang_ext.schemes.adapters import BASE
 
 
 class Ledger:

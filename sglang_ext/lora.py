@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from sglang.srt.lora.lora_registry import LoRARef
 from descant.sglang_ext.active import active_scheme, allows_kv_adapters
 from descant.sglang_ext.batch import row_batch
 from descant.sglang_ext.rows import ExtendRows, RowPlan
-from descant.sglang_ext.schemes.adapters import refusal, refusal_of_modules
+from descant.sglang_ext.schemes.adapter_files import AdapterFileError, misfit, on_this_machine, read_adapter
+from descant.sglang_ext.schemes.adapters import refusal, refusal_of_modules, refusal_of_name
 
 
 class SharingLoRAManager(LoRAManager):
@@ -41,16 +43,38 @@ class SharingLoRAManager(LoRAManager):
         if active_scheme().pairs_rows:
             self.target_modules.discard("lm_head")
 
+    def load_lora_adapter(self, lora_ref: LoRARef) -> Any:
+        """What has been asked for while the server runs; files that are missing or damaged are refused in a sentence,
+        as those of --lora-paths are before it starts.
+        """
+        path = str(lora_ref.lora_path)
+        if active_scheme().shares_namespace and on_this_machine(path):
+            try:
+                read_adapter(Path(path))
+            except AdapterFileError as error:
+                message = f"Adapter '{lora_ref.lora_name}' cannot be loaded: {error}"
+                return self.create_lora_update_result(success=False, error_message=message)
+        return super().load_lora_adapter(lora_ref)
+
     def validate_new_adapter(self, lora_config: LoRAConfig, lora_ref: LoRARef) -> None:
         """Refuse what would be served wrong.
 
         Raises:
             ValueError: one sentence that names the adapter, the modules or option, and the way out.
         """
-        reason = refusal(active_scheme(), str(lora_ref.lora_name), lora_config.hf_config, allows_kv_adapters())
+        scheme, name = active_scheme(), str(lora_ref.lora_name)
+        reason = refusal_of_name(scheme, name) or refusal(scheme, name, lora_config.hf_config, allows_kv_adapters())
         if reason:
             raise ValueError(reason)
         super().validate_new_adapter(lora_config, lora_ref)
+        if scheme.pairs_rows and lora_config.path is not None and Path(lora_config.path).is_dir():
+            _, tensors = read_adapter(Path(lora_config.path))
+            widths = projection_widths(self.base_hf_config)
+            # SGLang takes a shard of each tensor: one that is too wide it would cut to size, and serve.
+            if found := misfit(tensors, lora_config.r, self.base_hf_config.num_hidden_layers, widths):
+                raise ValueError(
+                    f"Adapter '{name}' does not fit the base model: {found}; load one that was trained on this model."
+                )
 
     def load_lora_weights(self, lora_ref: LoRARef) -> None:
         super().load_lora_weights(lora_ref)
@@ -127,17 +151,31 @@ def complete_adapter(adapter: Any) -> None:
     name = os.path.basename(str(adapter.config.path or adapter.uid))
     if reason := refusal_of_modules(active_scheme(), name, updated_modules(adapter), allows_kv_adapters()):
         raise ValueError(reason)
-    config = adapter.base_hf_config
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    query, key = config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim
-    attention = {"q_proj": query, "k_proj": key, "v_proj": key}
-    mlp = {"gate_proj": config.intermediate_size, "up_proj": config.intermediate_size}
+    widths = {module: out for module, (_, out) in projection_widths(adapter.base_hf_config).items()}
+    attention = {module: widths[module] for module in ("q_proj", "k_proj", "v_proj")}
+    mlp = {module: widths[module] for module in ("gate_proj", "up_proj")}
     everything = active_scheme().shares_namespace
     for layer in adapter.layers:
         if everything or any("q_proj" in name for name in layer.weights):
             complete_stack(layer.weights, attention)
         if everything:
             complete_stack(layer.weights, mlp)
+
+
+def projection_widths(config: Any) -> dict[str, tuple[int, int]]:
+    """In and out of each projection of a layer, before tensor-parallel sharding, from the model's config."""
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    query, key = config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim
+    hidden, inner = config.hidden_size, config.intermediate_size
+    return {
+        "q_proj": (hidden, query),
+        "k_proj": (hidden, key),
+        "v_proj": (hidden, key),
+        "o_proj": (query, hidden),
+        "gate_proj": (hidden, inner),
+        "up_proj": (hidden, inner),
+        "down_proj": (inner, hidden),
+    }
 
 
 def complete_stack(weights: dict[str, torch.Tensor], widths: dict[str, int]) -> None:

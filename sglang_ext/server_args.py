@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 from sglang.srt.server_args import ServerArgs, _rebuild_server_args
 
 from descant.sglang_ext.schemes import SCHEMES, Scheme, scheme_named
-from descant.sglang_ext.schemes.adapters import refusal
+from descant.sglang_ext.schemes.adapter_files import AdapterFileError, on_this_machine, read_adapter
+from descant.sglang_ext.schemes.adapters import refusal, refusal_of_name
 
 logger = logging.getLogger(__name__)
 
@@ -157,31 +157,26 @@ def validate_sharing(server_args: Any) -> None:
                 f"--max-loras-per-batch {given.max_loras_per_batch} leaves no slot for an adapter beside the base "
                 f"model, which --kv-sharing {scheme.name} runs in every batch; set it to 2 or more."
             )
-    for name, config in _local_adapters(given.lora_paths):
-        if reason := refusal(scheme, name, config, given.allow_kv_adapters):
+    for name, path in _named_adapters(given.lora_paths):
+        if reason := refusal_of_name(scheme, name):
             raise Refused(reason)
+        if on_this_machine(path):  # the workers check the others
+            try:
+                config, _ = read_adapter(Path(path))
+            except AdapterFileError as error:
+                raise Refused(f"Adapter '{name}' cannot be loaded: {error}") from None
+            if reason := refusal(scheme, name, config, given.allow_kv_adapters):
+                raise Refused(reason)
     if scheme.warning:
         logger.warning(scheme.warning)
     declare_resolution(server_args, "descant", radix_cache_backend=RADIX_BACKEND)
 
 
-def _local_adapters(lora_paths: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Name and PEFT config of the adapters in --lora-paths that lie on this machine; the workers check the others."""
+def _named_adapters(lora_paths: Any) -> list[tuple[str, str]]:
+    """Name and path of each adapter in --lora-paths."""
     if isinstance(lora_paths, Mapping):
-        named = list(lora_paths.items())
-    else:
-        named = [_name_and_path(item) for item in lora_paths or []]
-    for name, path in named:
-        file = Path(path) / "adapter_config.json"
-        if not file.is_file():
-            continue
-        try:
-            config = json.loads(file.read_text())
-        except ValueError as error:
-            raise Refused(
-                f"Adapter '{name}' has a config that is not valid JSON ({file}: {error}): save it again."
-            ) from None
-        yield name, config
+        return list(lora_paths.items())
+    return [_name_and_path(item) for item in lora_paths or []]
 
 
 def _name_and_path(item: Any) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from descant.runtime.cli import app
 
@@ -64,10 +64,16 @@ def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None
         time.sleep(0.01)
 
 
+def here(*arguments: object, status: int = 0) -> Result:
+    """As `descant`, in this process."""
+    result = CliRunner().invoke(app, [*map(str, arguments)])
+    assert result.exit_code == status, result.output
+    return result
+
+
 def refused(*arguments: object) -> str:
     """The one line with which it refuses, at status 1."""
-    result = CliRunner().invoke(app, [*map(str, arguments)])
-    assert result.exit_code == 1, result.output
+    result = here(*arguments, status=1)
     assert not result.stdout
     lines = [line for line in result.stderr.splitlines() if line]
     assert len(lines) == 1, result.stderr

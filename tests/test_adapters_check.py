@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 import torch
 from safetensors.torch import save_file
 
 from descant.agents.adapter import inspect_adapter
+from descant.agents.standin import standin_adapters
 from descant.runtime.errors import DescantError
 
 Q, K, OUT, DOWN = "self_attn.q_proj", "self_attn.k_proj", "self_attn.o_proj", "mlp.down_proj"
@@ -148,7 +151,9 @@ def test_weights_that_are_no_lora_pairs_are_noted(make: Make) -> None:
     assert "lm_head" in note
 
 
-@pytest.mark.parametrize("damage", ["missing", "no config", "bad config", "no weights", "cut", "garbage", "empty"])
+@pytest.mark.parametrize(
+    "damage", ["missing", "no config", "bad config", "a list", "no weights", "cut", "garbage", "empty"]
+)
 def test_damaged_folders_give_one_sentence(make: Make, damage: str) -> None:
     adapter = make()
     config, weights = adapter / "adapter_config.json", adapter / "adapter_model.safetensors"
@@ -159,6 +164,8 @@ def test_damaged_folders_give_one_sentence(make: Make, damage: str) -> None:
             config.unlink()
         case "bad config":
             config.write_text("{")
+        case "a list":
+            config.write_text(f"[{config.read_text()}]")
         case "no weights":
             weights.unlink()
         case "cut":
@@ -191,6 +198,19 @@ def test_the_command_in_json(make: Make) -> None:
     (adapter,) = json.loads(result.stdout)["adapters"]
     assert adapter["served"] is False
     assert [update["name"] for update in adapter["updates"]] == ["k_proj", "q_proj"]
+
+
+def test_stand_ins_name_the_checkpoint_that_they_were_made_for(
+    checkpoint: Callable[[str], tiny.Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not another one with the same config, which may be gone, nor the folder that a command was given in."""
+    monkeypatch.setenv("DESCANT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    for name in ("first", "second"):
+        shutil.copytree(checkpoint("llama").model, tmp_path / name)
+        adapters = standin_adapters(Path(name))
+        assert [inspect_adapter(folder).base_model for folder in adapters.values()] == [str(tmp_path / name)] * 3
+        assert standin_adapters(tmp_path / name) == adapters
 
 
 def test_an_unknown_scheme_is_one_sentence(make: Make) -> None:

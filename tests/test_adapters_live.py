@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -143,3 +144,53 @@ def test_a_refused_adapter_leaves_nothing_behind(server: Server, base: Path, our
     ours.add_adapter("agent", good)
     check.output_is_exact(ours, PROMPT, "agent", server.generate(PROMPT, "agent"))
     server.unload_adapter("agent")
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ("no folder", "does not exist"),
+        ("no config", "is no PEFT adapter"),
+        ("a list", "holds no JSON object"),
+        ("no rank", "does not say r"),
+        ("no weights", "holds no weights"),
+        ("cut", "is cut short at"),
+        ("another rank", "does not fit the base model"),
+        ("another width", "does not fit the base model"),
+        ("another depth", "does not fit the base model"),
+        ("base", "No adapter can be called 'base'"),
+    ],
+)
+def test_an_adapter_that_cannot_be_loaded_is_one_sentence(
+    server: Server, base: Path, tmp_path: Path, damage: str, words: str
+) -> None:
+    """And the server goes on."""
+    path = tmp_path / "adapter"
+    config, weights = path / "adapter_config.json", path / "adapter_model.safetensors"
+    model = base
+    if damage in ("another width", "another depth"):
+        changes = {"another width": {"intermediate_size": 128}, "another depth": {"num_hidden_layers": 4}}[damage]
+        model = tiny.save_model("llama", tmp_path / "model", **changes)
+    if damage != "no folder":
+        tiny.save_adapter(model, path, seed=44)
+    match damage:
+        case "no config":
+            config.unlink()
+        case "a list":
+            config.write_text(f"[{config.read_text()}]")
+        case "no rank" | "another rank":
+            told = json.loads(config.read_text())
+            config.write_text(json.dumps(told | {"r": None if damage == "no rank" else 4}))
+        case "no weights":
+            weights.unlink()
+        case "cut":
+            weights.write_bytes(weights.read_bytes()[:-8])
+    name = "base" if damage == "base" else "bad"
+    answer = server.load_adapter(name, path)
+    assert answer.status_code == 400
+    said = answer.json()["error_message"]
+    assert words in said
+    assert f"'{name}'" in said
+    assert said.endswith(".")
+    assert "\n" not in said
+    assert server.generate(PROMPT, "plan")["output_ids"]

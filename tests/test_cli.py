@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -9,8 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import refused
+from rich.console import Console, RenderableType
 
 from descant import __version__
+from descant.runtime.doctor import render
 from descant.runtime.serve import added_options, serve_arguments
 
 DESCANT = Path(sys.executable).with_name("descant")
@@ -63,6 +67,20 @@ def test_an_option_in_the_config_file_wins(tmp_path: Path) -> None:
     assert added_options(["--config", str(config)]) == ["--enable-cache-report", "--enable-lora"]
 
 
+@pytest.mark.parametrize(
+    "given",
+    [[], ["--port", "1"], ["--port", "1", "--model-path"], ["--config", "server.yaml"], ["--model-type", "llm"]],
+)
+def test_serve_without_a_model_is_one_sentence(given: list[str]) -> None:
+    wanted = "Name the model to serve on the command line: descant serve --model-path BASE."
+    assert refused("serve", *given) == wanted
+
+
+@pytest.mark.parametrize("given", [["m"], ["--model", "m"], ["--port", "1", "--model-path=m"]])
+def test_a_model_is_named_where_sglang_looks_for_it(given: list[str]) -> None:
+    assert set(given) <= set(serve_arguments(given))
+
+
 def test_serve_help_is_sglangs_with_our_defaults_on_top() -> None:
     result = descant("serve", "--help")
     assert result.returncode == 0
@@ -77,6 +95,15 @@ def test_doctor_finds_this_installation_well() -> None:
     assert result.returncode == 0, found["problems"]
     assert found["sglang"] == found["sglang_expected"]
     assert all(hook["took"] for hook in found["hooks"])
+    narrow, wide = (_shown(render(found), width) for width in (40, 400))
+    assert "…" not in narrow
+    assert sorted("".join(narrow.split())) == sorted("".join(wide.split()))  # folded, and nothing lost
+
+
+def _shown(what: RenderableType, width: int) -> str:
+    shown = io.StringIO()
+    Console(width=width, file=shown).print(what, highlight=False)
+    return shown.getvalue()
 
 
 def test_doctor_reports_a_problem_with_status_1(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from descant.kernels.cpu import compiled, operators, plain
+from descant.runtime.cache import cache_dir
 
 FEW = settings(max_examples=40, deadline=None, derandomize=True)
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
@@ -216,6 +217,20 @@ def test_what_does_not_fit_is_refused(call) -> None:
         call()
 
 
+@pytest.mark.parametrize(
+    "environment",
+    [{}, {"XDG_CACHE_HOME": "/x"}, {"DESCANT_CACHE": "/d"}, {"DESCANT_CACHE": "~/d", "XDG_CACHE_HOME": "/x"}],
+)
+def test_the_library_lies_where_everything_else_is_cached(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("DESCANT_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert compiled._cache_dir() == cache_dir()
+
+
 def choose(**environment: str) -> subprocess.CompletedProcess[str]:
     code = "from descant.kernels.cpu import operators; print(operators().COMPILED)"
     return subprocess.run(
@@ -224,7 +239,7 @@ def choose(**environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_without_a_compiler_plain_torch_serves_and_says_so(tmp_path) -> None:
-    process = choose(CXX="no-such-compiler", XDG_CACHE_HOME=str(tmp_path))
+    process = choose(CXX="no-such-compiler", DESCANT_CACHE=str(tmp_path))
     assert process.stdout.strip() == "False", process.stderr
     assert "could not be compiled" in process.stderr
     assert "install a C++ compiler" in process.stderr
@@ -234,10 +249,10 @@ def test_a_compiler_that_fails_leaves_nothing_behind(tmp_path) -> None:
     broken = tmp_path / "compiler"
     broken.write_text("#!/bin/sh\n[ $# -le 2 ] && echo 12 && exit 0\necho 'no room on device' >&2\nexit 1\n")
     broken.chmod(0o755)
-    process = choose(CXX=str(broken), XDG_CACHE_HOME=str(tmp_path / "cache"))
+    process = choose(CXX=str(broken), DESCANT_CACHE=str(tmp_path / "cache"))
     assert process.stdout.strip() == "False", process.stderr
     assert "no room on device" in process.stderr
-    assert list((tmp_path / "cache" / "descant").iterdir()) == []
+    assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_the_environment_chooses_plain_operators_and_knows_no_others() -> None:

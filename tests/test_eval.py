@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import tiny
-from commands import begin, descant, events, read_until, refused, wait_for
+from commands import begin, descant, events, here, read_until, refused, wait_for
 from deployments import DEPLOYMENTS, on
 from engine import Server
 from hypothesis import given
@@ -45,7 +45,12 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 
 @on("roomy")
-def test_an_eval_that_was_cut_off_goes_on(server: Server, tmp_path: Path) -> None:
+def test_an_eval_that_was_cut_off_goes_on(
+    server: Server,
+    checkpoint: Callable[[str], tiny.Checkpoint],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Also: a question that fails is recorded; a line that was cut off is made again."""
     texts = [f"Which river crosses town {number}?" for number in range(12)]
     texts[3] = "\0"  # nothing is left of it once it is clean
@@ -83,6 +88,16 @@ def test_an_eval_that_was_cut_off_goes_on(server: Server, tmp_path: Path) -> Non
     table = descant(*arguments, cache=tmp_path).stdout
     assert "Exact match" in table
     assert "Wilson" in table
+
+    # Finished, so no server of its own is started, for which stand-in adapters would be made.
+    alone = (*arguments[:5], *arguments[7:], "--model", checkpoint("roomy").model, "--no-examples")
+    monkeypatch.setenv("DESCANT_CACHE", str(tmp_path))
+    again = here(*alone, "--json")
+    assert json.loads(again.stdout) == report
+    assert again.stderr.splitlines() == [f"All of the 12 questions are in {output} already."]
+    assert "are of another eval (its examples differ)" in refused(*alone[:-1])
+    assert not list(tmp_path.glob("standins-*"))
+
     other = descant(*arguments, "--workflow", "reflexion", cache=tmp_path, status=1)
     assert "are of another eval (its workflow, adapters differ)" in " ".join(other.stderr.split("\n"))
 

@@ -20,7 +20,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
 }
 # The command line stands above the rest: its commands import what they run.
 ABOVE = {Path(f"runtime/{name}.py"): ("agents", "workflows") for name in ("cli", "cli_graphs")}
-SCHEMES_MAY_IMPORT = ("__future__", "abc", "collections", "dataclasses", "typing", "descant")
+SCHEMES_MAY_IMPORT = ("__future__", "abc", "collections", "dataclasses", "json", "pathlib", "re", "typing", "descant")
 
 
 def _imports(path: Path) -> list[str]:

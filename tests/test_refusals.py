@@ -125,10 +125,36 @@ def test_an_adapter_is_refused_in_whatever_form_it_is_given(
     validate_sharing(_args(lora_paths=paths[form], allow_kv_adapters=True))
 
 
-def test_a_damaged_config_is_named(tmp_path: Path) -> None:
-    (tmp_path / "adapter_config.json").write_text("{not json")
-    with pytest.raises(Refused, match=f"Adapter 'bad' has a config that is not valid JSON .{tmp_path}"):
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("{not json", "is not valid JSON"),
+        ("[1]", "holds no JSON object"),
+        ('"LORA"', "holds no JSON object"),
+        ('{"peft_type": "LORA"}', "does not say r"),
+        ('{"peft_type": "LORA", "r": "8", "lora_alpha": 8, "target_modules": []}', "says r='8', which is no rank"),
+        (None, "is no PEFT adapter"),
+    ],
+)
+def test_a_damaged_config_is_named(tmp_path: Path, config: str | None, words: str) -> None:
+    if config is not None:
+        (tmp_path / "adapter_config.json").write_text(config)
+    with pytest.raises(Refused, match=f"^Adapter 'bad' cannot be loaded: {tmp_path}.* {words}"):
         validate_sharing(_args(lora_paths={"bad": str(tmp_path)}))
+
+
+def test_an_adapter_that_is_not_there_is_named_unless_it_may_be_on_the_hub(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=f"Adapter 'bad' cannot be loaded: {tmp_path}/no does not exist"):
+        validate_sharing(_args(lora_paths={"bad": f"{tmp_path}/no"}))
+    validate_sharing(_args(lora_paths={"far": "somebody/adapter"}))
+
+
+@pytest.mark.parametrize("scheme", ["icarus", "fullshared"])
+def test_the_name_that_the_base_model_is_booked_under_is_taken(scheme: str) -> None:
+    for paths in ({"base": "somebody/adapter"}, ["base=somebody/adapter"]):
+        with pytest.raises(Refused, match=f"No adapter can be called 'base' under --kv-sharing {scheme}"):
+            validate_sharing(_args(kv_sharing=scheme, lora_paths=paths))
+        validate_sharing(_args(kv_sharing="nonshared", lora_paths=paths))
 
 
 def _serve(*arguments: str) -> tuple[int, str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import begin, descant, events, read_until, refused, wait_for
+from commands import begin, descant, events, here, read_until, refused, wait_for
 from deployments import on
 from engine import Server
 
@@ -17,10 +18,13 @@ from descant.workflows.checkpoints import SqliteCheckpoints
 QUESTION = "Which city is larger?"
 SHORT = ("--steps", 2)
 USERS_GRAPH = """
-from typing import TypedDict
+import operator
+import pathlib
+from typing import Annotated, TypedDict
 
 import sglang as sgl
 from langgraph.graph import END, START
+from langgraph.types import interrupt
 
 from descant.agents.agent import Agent
 from descant.workflows.graph import AgentGraph
@@ -61,6 +65,36 @@ number = 3
 
 def broken():
     raise ValueError("no graph today")
+
+
+class Asked(TypedDict, total=False):
+    question: str
+    said: Annotated[list, operator.add]
+
+
+def asks(*names):
+    graph = AgentGraph(Asked, opening="Hello.")
+
+    def ask(name):
+        return lambda state: {"said": [[name, interrupt(f"What of {name}?")]]}
+
+    for name in names:
+        graph.add_node(name, ask(name))
+        graph.add_edge(START, name).add_edge(name, END)
+    return graph
+
+
+one_asks = lambda: asks("north")
+two_ask = lambda: asks("north", "south")
+
+
+def failing():
+    def fail(state):
+        if not pathlib.Path(__file__).with_name("mended").exists():
+            raise KeyError("what the user's code raised")
+        return {"said": ["mended"]}
+
+    return AgentGraph(Asked, opening="Hello.").add_node("fail", fail).add_edge(START, "fail").add_edge("fail", END)
 """
 
 
@@ -191,6 +225,62 @@ def test_a_graph_of_the_users(server: Server, cache: Path, users_file: Path) -> 
     assert re.search(r"^reader +Reply:  said ", shown.stdout, re.MULTILINE)
     assert re.search(r"^Ended +the graph was through", shown.stdout, re.MULTILINE)
     assert re.search(r"^reply +\S", shown.stdout, re.MULTILINE)
+
+
+@on("roomy")
+def test_what_a_graph_asks_is_shown_and_answered(
+    server: Server, users_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DESCANT_CACHE", str(tmp_path / "cache"))
+    begun = ("run", f"{users_file}:one_asks", "Hi?", "--server", server.url, "--thread")
+    for number, (text, meant) in enumerate(
+        [("Go on.", "Go on."), ('{"a": [1, null]}', {"a": [1, None]}), ("null", None)]
+    ):
+        thread = f"one-{number}"
+        for arguments in ((*begun, thread), ("run", "--resume", thread)):  # asked again until it is answered
+            shown = here(*arguments)
+            assert re.search(r"^Asks +What of north\?$", shown.stdout, re.MULTILINE)
+            assert "Ended" not in shown.stdout
+            assert shown.stderr.splitlines()[-1] == f"To answer: descant run --resume {thread} --answer TEXT"
+        answered = events(here("run", "--resume", thread, "--answer", text, "--json").stdout)
+        assert answered[-1]["event"] == "result"
+        assert answered[-1]["state"]["said"] == [["north", meant]]
+    no_answer = "The run one-0 waits for no answer: resume it without --answer."
+    assert refused("run", "--resume", "one-0", "--answer", "Again.") == no_answer
+    assert "give --answer with --resume ID" in refused(*begun, "new", "--answer", "Early.")
+
+
+@on("roomy")
+def test_several_questions_are_answered_by_id(
+    server: Server, users_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DESCANT_CACHE", str(tmp_path / "cache"))
+    shown = here("run", f"{users_file}:two_ask", "Hi?", "--server", server.url, "--thread", "two", "--json")
+    ids = {event["value"]: event["id"] for event in events(shown.stdout) if event["event"] == "interrupt"}
+    assert ids.keys() == {"What of north?", "What of south?"}
+    assert all(one in shown.stderr.splitlines()[-1] for one in ids.values())
+    for text in ("Go on.", "{}", '{"north": 1}'):
+        assert "The run two waits for 2 answers: give them by id" in refused("run", "--resume", "two", "--answer", text)
+
+    # One after the other, or both at once.
+    north, south = ids["What of north?"], ids["What of south?"]
+    *_, left = events(here("run", "--resume", "two", "--answer", json.dumps({south: 1}), "--json").stdout)
+    assert (left["event"], left["id"]) == ("interrupt", north)
+    *_, last = events(here("run", "--resume", "two", "--answer", "2", "--json").stdout)
+    assert sorted(last["state"]["said"]) == [["north", 2], ["south", 1]]
+
+
+@on("roomy")
+def test_below_what_the_users_code_raised_stands_how_to_go_on(
+    server: Server, users_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DESCANT_CACHE", str(tmp_path / "cache"))
+    failed = here("run", f"{users_file}:failing", "Hi?", "--server", server.url, "--thread", "failed", status=1)
+    assert "Traceback" in failed.stderr
+    assert 'KeyError: "what the user\'s code raised"' in failed.stderr
+    assert failed.stderr.splitlines()[-1] == "To go on: descant run --resume failed"
+    (tmp_path / "mended").touch()
+    assert events(here("run", "--resume", "failed", "--json").stdout)[-1]["state"]["said"] == ["mended"]
 
 
 @on("roomy")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import shutil
 import socket
+import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,18 +24,41 @@ PROMPT = [2 + (7 * i) % 400 for i in range(50)]
 GREEDY = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
 
 
-def test_a_server_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+@pytest.fixture
+def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Path]]:
+    """The logs that servers without one of their own have left."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return lambda: list(tmp_path.glob("descant-server-*.log"))
+
+
+def test_a_server_that_cannot_start_says_why_and_leaves_its_log_alone(
+    logs: Callable[[], list[Path]], tmp_path: Path
+) -> None:
     before = set(psutil.Process().children(recursive=True))
-    with pytest.raises(ServerError) as error, Server(tmp_path / "no-model", log=tmp_path / "log"):
+    with pytest.raises(ServerError) as error, Server(tmp_path / "no-model"):
         pass
     assert "before it was ready" in str(error.value)
     assert "no-model" in str(error.value)
     assert set(psutil.Process().children(recursive=True)) <= before
+    (log,) = logs()
+    assert str(log) in str(error.value)
+
+
+def test_no_log_is_left_of_a_start_that_was_interrupted(logs: Callable[[], list[Path]], tmp_path: Path) -> None:
+    """Nor of a server that was ended in order: test_demo.py has those."""
+    threading.Timer(1.0, _thread.interrupt_main).start()
+    with pytest.raises(KeyboardInterrupt), Server(tmp_path / "no-model"):
+        pass
+    assert not logs()
 
 
 def test_a_taken_port_is_not_the_end(
-    checkpoint: Callable[[str], tiny.Checkpoint], monkeypatch: pytest.MonkeyPatch
+    checkpoint: Callable[[str], tiny.Checkpoint],
+    logs: Callable[[], list[Path]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """Also: the log of a server that died is kept, and named even where the block ends well."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -39,6 +66,18 @@ def test_a_taken_port_is_not_the_end(
         monkeypatch.setattr(server_module, "_free_port", lambda: next(ports))
         with Server(checkpoint("llama").model, options=OPTIONS) as server, Client(server.url) as client:
             assert client.generate(PROMPT, sampling_params=GREEDY).output_ids
+            psutil.Process(server.pid).terminate()
+            with pytest.raises(ServerError) as error:
+                checked_for_ever(server)
+    assert logs() == [server.log]
+    assert str(server.log) in str(error.value)
+    assert f"its log is {server.log}" in caplog.text
+
+
+def checked_for_ever(server: Server) -> None:
+    while True:
+        server.check()
+        time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")

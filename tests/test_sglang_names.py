@@ -87,6 +87,8 @@ def test_what_the_lora_manager_is_asked_for() -> None:
         "self", "max_bs_in_cuda_graph", "num_tokens_per_req",
     ]  # fmt: skip
     assert isinstance(UpstreamManager.supports_prefill_cuda_graph, property)
+    assert _parameters(UpstreamManager.load_lora_adapter) == ["self", "lora_ref"]
+    assert _parameters(UpstreamManager.create_lora_update_result) == ["self", "success", "error_message"]
 
 
 def test_decode_graphs_are_captured_once_for_each_kind_of_batch() -> None:

@@ -14,13 +14,15 @@ from langgraph.graph.state import CompiledStateGraph
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from descant.agents.standin import ROLES as STANDINS
 from descant.runtime import protocol
+from descant.runtime.checkpoint import demo_folder
 from descant.runtime.client import Client
 from descant.runtime.errors import DescantError
 from descant.runtime.turn import RequestError
 from descant.workflows.hotpotqa import Question, exact_match, f1, read_questions, write_passages
 from descant.workflows.limits import run
-from descant.workflows.ready import ROLES, choose, described, ready, toolbox
+from descant.workflows.ready import ROLES, Served, choose, described, ready, toolbox
 from descant.workflows.report import summarise
 from descant.workflows.results import Results
 from descant.workflows.run import reach, untrained
@@ -59,6 +61,8 @@ class Evaluation:
 def evaluate(evaluation: Evaluation, console: Console, note: Callable[[str], None]) -> dict[str, Any]:
     """Answer the questions that have no result yet, and sum up all of them; see `summarise`.
 
+    If none is left, no server is started for it.
+
     Raises:
         DescantError: something does not fit, or the server failed.
     """
@@ -70,19 +74,17 @@ def evaluate(evaluation: Evaluation, console: Console, note: Callable[[str], Non
     asked = every[: evaluation.limit]
     results = Results(evaluation.output)
     write_passages(every, results.passages)
+    if evaluation.server is None:  # all that counts is known before one is started
+        own = Served(tuple(STANDINS), context=0)
+        settings = _settings(evaluation, every, own, str(evaluation.model or demo_folder()))
+        results.begin(settings)
+        if all(question.id in results.by_id for question in asked):
+            note(f"All of the {len(asked)} questions are in {results.folder} already.")
+            return _report(evaluation, settings, asked, results)
     tools = toolbox(results.passages, wikipedia=False)
     with reach(evaluation.server, evaluation.model, console, kv_tokens=KV_TOKENS) as (client, served):
-        adapters = choose(evaluation.workflow, evaluation.adapters, served)
-        note(f"{described(adapters)}.")
-        examples = untrained(evaluation.server, adapters) if evaluation.examples is None else evaluation.examples
-        settings = {
-            "questions": [question.id for question in every],
-            "workflow": evaluation.workflow,
-            "model": client.call(protocol.model_info())["model_path"],
-            "adapters": adapters,
-            "steps": evaluation.steps,
-            "examples": examples,
-        }
+        settings = _settings(evaluation, every, served, client.call(protocol.model_info())["model_path"])
+        note(f"{described(settings['adapters'])}.")
         results.begin(settings)
         left = [question for question in asked if question.id not in results.by_id]
         if done := len(asked) - len(left):
@@ -91,12 +93,12 @@ def evaluate(evaluation: Evaluation, console: Console, note: Callable[[str], Non
         def graph(question: Question) -> CompiledStateGraph[Any, Any, Any, Any]:
             return ready(
                 evaluation.workflow,
-                adapters,
+                settings["adapters"],
                 tools(),
                 context=served.context,
                 key=question.answer,
                 steps=evaluation.steps,
-                examples=examples,
+                examples=settings["examples"],
             ).compile(client)
 
         columns = (TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn())
@@ -104,13 +106,31 @@ def evaluate(evaluation: Evaluation, console: Console, note: Callable[[str], Non
             task = progress.add_task(evaluation.workflow, total=len(asked), completed=done, right=0)
             shown = _Shown(progress, task, [results.by_id[q.id] for q in asked if q.id in results.by_id])
             asyncio.run(_all(left, graph, client, results, evaluation.concurrency, shown))
-    records = [results.by_id[question.id] for question in asked]
+    return _report(evaluation, settings, asked, results)
+
+
+def _settings(evaluation: Evaluation, every: Sequence[Question], served: Served, model: str) -> dict[str, Any]:
+    """What results depend on, so that they are not mixed with others'."""
+    adapters = choose(evaluation.workflow, evaluation.adapters, served)
+    return {
+        "questions": [question.id for question in every],
+        "workflow": evaluation.workflow,
+        "model": model,
+        "adapters": adapters,
+        "steps": evaluation.steps,
+        "examples": untrained(evaluation.server, adapters) if evaluation.examples is None else evaluation.examples,
+    }
+
+
+def _report(
+    evaluation: Evaluation, settings: Mapping[str, Any], asked: Sequence[Question], results: Results
+) -> dict[str, Any]:
     report = {
         "file": str(evaluation.file),
         **{key: value for key, value in settings.items() if key != "questions"},
         "concurrency": evaluation.concurrency,
         "results": str(results.file),
-        **summarise(records),
+        **summarise([results.by_id[question.id] for question in asked]),
     }
     results.write_report(report)
     return report

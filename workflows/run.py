@@ -15,6 +15,7 @@ from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph.state import CompiledStateGraph
+from langgraph.types import Command
 from rich.console import Console
 
 from descant.agents.observation import clean
@@ -23,6 +24,7 @@ from descant.runtime.client import Client
 from descant.runtime.errors import DescantError
 from descant.workflows.checkpoints import SqliteCheckpoints
 from descant.workflows.graph import AgentGraph
+from descant.workflows.interrupts import answers, how_to_answer, pending
 from descant.workflows.ready import ROLES, Served, choose, described, ready, toolbox
 from descant.workflows.serving import serving, standins
 from descant.workflows.state import Trajectory
@@ -31,7 +33,8 @@ from descant.workflows.user_graph import is_user_graph, user_graph
 
 CHECKPOINTS = "runs.sqlite"
 SETUP = "descant"  # the key of a checkpoint's metadata under which a run's setup lies
-RUN, RESULT = "run", "result"  # the first and the last event, around those of `descant.workflows.events`
+# Events around those of `descant.workflows.events`: the first, and the last, or one a question that the graph asks.
+RUN, RESULT, INTERRUPT = "run", "result", "interrupt"
 INTERNAL = frozenset((*Trajectory.__annotations__, "memory", "__interrupt__"))
 
 Show = Callable[[Mapping[str, Any]], None]
@@ -99,14 +102,15 @@ def begin(setup: Setup, thread: str | None, console: Console, show: Show, note: 
         _run(setup, thread, saver, {"question": setup.question}, console, show, note)
 
 
-def resume(thread: str, server: str | None, console: Console, show: Show, note: Note) -> None:
-    """Go on with a run that was cut off; of one that had ended, show the result again.
+def resume(thread: str, server: str | None, answer: str | None, console: Console, show: Show, note: Note) -> None:
+    """Go on with a run that was cut off or asks; of one that had ended, show the result again.
 
     Args:
         server: where to go on, if not on the server of the beginning.
+        answer: to what the graph asks; see `descant.workflows.interrupts.answers`.
 
     Raises:
-        DescantError: there is no such run, or as `begin`.
+        DescantError: there is no such run, the answer is to nothing, or as `begin`.
     """
     saver = checkpoints()
     found = saver.get_tuple(_config(thread))
@@ -118,8 +122,9 @@ def resume(thread: str, server: str | None, console: Console, show: Show, note: 
     setup = Setup(**json.loads(kept))
     if server is not None:
         setup = replace(setup, server=server, model=None)
+    given: Command[Any] | None = None if answer is None else Command(resume=answers(thread, pending(found), answer))
     with alone(thread):
-        _run(setup, thread, saver, None, console, show, note)
+        _run(setup, thread, saver, given, console, show, note)
 
 
 @contextmanager
@@ -169,7 +174,7 @@ def _run(
     setup: Setup,
     thread: str,
     saver: SqliteCheckpoints,
-    given: Mapping[str, Any] | None,
+    given: Mapping[str, Any] | Command[Any] | None,
     console: Console,
     show: Show,
     note: Note,
@@ -204,16 +209,20 @@ def _run(
         config = _config(thread)
         config["metadata"] = {SETUP: json.dumps(asdict(setup))}
         state = asyncio.run(_stream(graph.compile(client, checkpointer=saver), given, config, show))
-    if waiting := state.get("__interrupt__"):
-        raise DescantError(
-            f"The graph waits for an answer to {waiting[0].value!r}, which this command cannot give: resume the run "
-            f"{thread} from Python, with Command(resume=…) and the checkpoints {cache_dir() / CHECKPOINTS}."
-        )
-    show(result(graph, thread, state))
+    found = saver.get_tuple(config)
+    if found is not None and (asked := pending(found)):
+        for one in asked:
+            show({"event": INTERRUPT, "thread": thread, "id": one.id, "value": one.value})
+        note(f"To answer: {how_to_answer(thread, asked)}")
+    else:
+        show(result(graph, thread, state))
 
 
 async def _stream(
-    app: CompiledStateGraph[Any, Any, Any, Any], given: Mapping[str, Any] | None, config: RunnableConfig, show: Show
+    app: CompiledStateGraph[Any, Any, Any, Any],
+    given: Mapping[str, Any] | Command[Any] | None,
+    config: RunnableConfig,
+    show: Show,
 ) -> Mapping[str, Any]:
     """The last state. Ctrl-C cancels this task, which ends the turn that is running on the server too."""
     snapshot = await app.aget_state(config)

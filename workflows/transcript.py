@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from descant.workflows.run import RESULT, RUN
+from descant.workflows.run import INTERRUPT, RESULT, RUN
 from descant.workflows.screen import Screen, visible
 from descant.workflows.summary import line
 
@@ -34,6 +34,9 @@ class Transcript:
         elif event["event"] == RESULT:
             self.end()
             self._result(event)
+        elif event["event"] == INTERRUPT:
+            self.end()
+            self._print({"Asks": event["value"]})
         else:
             self._screen.show(event)
 
@@ -46,6 +49,9 @@ class Transcript:
         if event["answer"] is None:  # a graph of the user's may give another name to what comes of it
             rows.update({key: value for key, value in event["state"].items() if key not in ("answer", "question")})
         rows |= {"Ended": event["ended"] or "the graph was through", "Totals": line(event)}
+        self._print(rows)
+
+    def _print(self, rows: Mapping[str, Any]) -> None:
         table = Table.grid(padding=(0, 2))
         table.add_column(style="bold")
         table.add_column()

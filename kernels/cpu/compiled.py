@@ -57,7 +57,7 @@ def _library() -> Path:
     version = _run(compiler, "-dumpfullversion", "-dumpversion").strip()
     parts = [*FLAGS, compiler, version, torch.__version__, platform.machine(), _instructions()]
     parts += [file.read_text() for file in [*sorted(source.parent.glob("*.h")), source]]
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "descant"
+    folder = _cache_dir()
     target = folder / f"operators-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
     if target.is_file():
         return target
@@ -73,6 +73,13 @@ def _library() -> Path:
         )
         built.replace(target)  # at once: another process sees all of it, or nothing
     return target
+
+
+def _cache_dir() -> Path:
+    """As descant.runtime.cache.cache_dir, which defines it; kernels import nothing of ours."""
+    if own := os.environ.get("DESCANT_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "descant"
 
 
 def _run(*command: str) -> str:

@@ -7,6 +7,8 @@ from typing import Any
 
 from descant.sglang_ext.schemes.base import Scheme
 
+BASE = "base"  # what the counts of requests without an adapter are booked under
+
 # What PEFT's shorthands stand for in the models that schemes serve.
 LINEAR_MODULES = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
 
@@ -48,6 +50,16 @@ def refusal(scheme: Scheme, name: str, config: Mapping[str, Any], allow_kv_adapt
     if (bias := config.get("bias", "none")) != "none":
         return f"Adapter '{name}' trains biases (bias='{bias}'), which SGLang does not compute: train with bias='none'."
     return refusal_of_modules(scheme, name, targeted_modules(config.get("target_modules")), allow_kv_adapters)
+
+
+def refusal_of_name(scheme: Scheme, name: str) -> str | None:
+    """As `refusal`, from the name that requests give the adapter."""
+    if scheme.shares_namespace and name == BASE:
+        return (
+            f"No adapter can be called '{BASE}' under --kv-sharing {scheme.name}, which counts the base model's "
+            f"requests under that name: choose another."
+        )
+    return None
 
 
 def refusal_of_modules(scheme: Scheme, name: str, modules: set[str], allow_kv_adapters: bool = False) -> str | None:

@@ -6,10 +6,10 @@ Needs PyTorch, Triton and pytest only. Every slot that no request reads holds Na
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 
 import pytest
 import torch
+from decode_step import Step
 
 from descant.kernels.paired import PairedShape, installed, paired_decode
 from descant.kernels.paired.shapes import DTYPES, MODELS, Model
@@ -18,17 +18,6 @@ CUDA = torch.device("cuda")
 LENGTHS = (1, 64, 4097, 63, 700)
 # Of an output, absolute below 1 and relative above: float32 without TF32, and about four units in the last place.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-
-
-@dataclass(frozen=True)
-class Step:
-    """One decode step's tensors, on the GPU."""
-
-    queries: torch.Tensor
-    keys: torch.Tensor
-    values: torch.Tensor
-    slot_starts: torch.Tensor
-    slots: torch.Tensor
 
 
 def _step(shape: PairedShape, lengths: tuple[int, ...], seed: int = 0) -> Step:

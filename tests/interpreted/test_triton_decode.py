@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from decode_step import Step
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
@@ -36,17 +37,6 @@ class Case:
     page: int = 1
     slot_type: torch.dtype = torch.int32
     programs: int = 16
-
-
-@dataclass(frozen=True)
-class Step:
-    """The tensors of a case, in the order of `decode`'s arguments."""
-
-    queries: torch.Tensor
-    keys: torch.Tensor
-    values: torch.Tensor
-    slot_starts: torch.Tensor
-    slots: torch.Tensor
 
 
 def _step(case: Case, dtype: torch.dtype) -> Step:
