@@ -21,6 +21,32 @@ constexpr int64_t KEYS = 64;        // keys a block
 constexpr int64_t TILE_ROWS = 192;  // query rows a tile, at most
 constexpr int64_t SPLIT = 512;      // keys a split, where there are too few tiles for the threads
 
+// weights = e^(scores * scaling - maximum); their sum.
+inline float weigh(const float* scores, float scaling, float maximum, int64_t count, float* weights) {
+  vec total = {};
+  for (int64_t j = 0; j < count; j += LANES) {
+    const vec weight = exp(load(scores + j) * splat(scaling) - splat(maximum));
+    store(weights + j, weight);
+    total += weight;
+  }
+  return sum(total);
+}
+
+#ifdef __AVX512BF16__
+inline float weigh(const float* scores, float scaling, float maximum, int64_t count, bf16* weights) {
+  constexpr float LOG2_E = 1.44269504f;
+  const __m512 factor = _mm512_set1_ps(scaling * LOG2_E), top = _mm512_set1_ps(maximum * LOG2_E);
+  const auto at = [&](int64_t j) { return exp2(_mm512_fmsub_ps(_mm512_loadu_ps(scores + j), factor, top)); };
+  __m512 total = _mm512_setzero_ps();
+  for (int64_t j = 0; j < count; j += PAIRS) {
+    const __m512 low = at(j), high = at(j + PAIRS / 2);
+    _mm512_storeu_si512(weights + j, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+    total = _mm512_add_ps(total, _mm512_add_ps(low, high));
+  }
+  return _mm512_reduce_add_ps(total);
+}
+#endif
+
 // One request's share of a call: query rows [first_row, first_row + rows) in token order, `copies` rows a token, the
 // last token at position length - 1; slots[0 .. length) hold the keys and values of its tokens.
 struct Request {
@@ -122,13 +148,7 @@ struct Attention {
         const float maximum = std::max(maxima[r], max(top) * scaling);
         const float shrink = maxima[r] == maximum ? 1.f : std::exp(maxima[r] - maximum);
         maxima[r] = maximum;
-        vec total = {};
-        for (int64_t j = 0; j < KEYS; j += LANES) {
-          vec e = exp(load(s + j) * splat(scaling) - splat(maximum));
-          store(p + j, e);
-          total += e;
-        }
-        totals[r] = totals[r] * shrink + sum(total);
+        totals[r] = totals[r] * shrink + weigh(s, scaling, maximum, KEYS, p);
         if (shrink != 1.f)
           for (int64_t k = 0; k < padded; k += LANES)
             store(sums + r * padded + k, load(sums + r * padded + k) * splat(shrink));

@@ -25,6 +25,18 @@ inline __m128 sums(__m512 a, __m512 b, __m512 c, __m512 d) {
   return _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
 }
 
+// 2^x to 1 part in 13,000, where bfloat16 keeps 1 in 256, for x up to 0; 0 from -150 on; NaN stays NaN.
+inline __m512 exp2(__m512 given) {
+  const __m512 x = _mm512_max_ps(_mm512_set1_ps(-150.f), given);
+  const __m512 n = _mm512_roundscale_ps(x, 0);  // the nearest integer
+  const __m512 f = _mm512_sub_ps(x, n);
+  __m512 p = _mm512_set1_ps(0.05517167f);
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.24261113f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.69326099f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.99992807f));
+  return _mm512_scalef_ps(p, n);
+}
+
 // Two rows as one of pairs, padded with zeros to a whole vector; without b, its halves are zero.
 inline void interleave(const bf16* a, const bf16* b, int64_t count, float* out) {
   const auto words = [&](const bf16* p, int64_t k) {
