@@ -1,0 +1,208 @@
+"""The forwards that adapters are trained with, over samples packed in one row.
+
+ICaRus (arXiv 2603.13281, equations 4 and 5) takes two passes. The base model, adapters off and without gradient, reads
+every token and yields each layer's K and V as attention gets them: after the rotation, and after any norm on them. The
+adapted model then runs on nothing but the rows that the loss counts: a decoder row attends to the *encoder's* K and V up
+to its own position, never to another decoder row, so the rest of the sequence adds nothing to its gradient. That is
+exact, and a role that speaks a fifth of the tokens is adapted on a fifth of the rows.
+
+Both passes go through Transformers' attention interface, so that any model class which uses it can be trained. Samples
+share no key: each attends within its own segment of the row, and there is no padding that could be attended to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, PretrainedConfig
+
+from descant.agents.training.data import Sample
+from descant.runtime.errors import DescantError
+
+ATTENTION = "descant_training"  # the name to load a model under, as its attn_implementation
+Batch = Mapping[str, Tensor]
+
+
+def pack(samples: Sequence[Sample]) -> dict[str, Tensor]:
+    """Lay samples behind one another in a row of T tokens, M of which are rows of the loss.
+
+    Returns:
+        input_ids and position_ids [1, T], positions from 0 in each sample; lengths [N] of the samples; rows [M], ascending
+        indices into the row; and their targets [M], under the two names that Trainer counts them by.
+    """
+    lengths = [len(sample.ids) for sample in samples]
+    starts = torch.tensor([0, *lengths]).cumsum(0).tolist()
+    targets = torch.tensor([target for sample in samples for target in sample.targets])
+    return {
+        "input_ids": torch.tensor([[token for sample in samples for token in sample.ids]]),
+        "position_ids": torch.cat([torch.arange(length) for length in lengths])[None],
+        "lengths": torch.tensor(lengths),
+        "rows": torch.tensor([start + row for start, sample in zip(starts, samples, strict=False) for row in sample.rows]),
+        "labels": targets,
+        "shift_labels": targets,
+    }
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What one sample's queries may see: the keys [begin, end) of the row, all or as `mask` [M, L] says, else causal."""
+
+    queries: slice
+    keys: slice
+    mask: Tensor | None = None
+
+
+@dataclass
+class Reading:
+    """Whose K and V a pass attends to.
+
+    encoder: by layer, K and V [1, Hkv, T, d] of the base model: filled by its own pass, read by the adapted one. None:
+        each pass reads what it wrote itself, as conventional LoRA does.
+    """
+
+    segments: Sequence[Segment]
+    encoder: dict[int, tuple[Tensor, Tensor]] | None = None
+    writes: bool = False
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    *,
+    reading: Reading,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention within segments: query [1, H, M, d], key and value [1, Hkv, T, d] -> [1, M, H, d].
+
+    A function of its arguments alone, so that gradient checkpointing may call it again.
+    """
+    if softcap is not None or s_aux is not None:
+        raise DescantError(f"{type(module).__name__} caps scores or has sinks, which descant train does not compute.")
+    if reading.encoder is not None:
+        layer = int(module.layer_idx)
+        if reading.writes:
+            reading.encoder[layer] = key, value
+        else:
+            key, value = reading.encoder[layer]
+    parts = [
+        scaled_dot_product_attention(
+            query[:, :, segment.queries],
+            key[:, :, segment.keys],
+            value[:, :, segment.keys],
+            attn_mask=segment.mask,
+            is_causal=segment.mask is None,
+            scale=scaling,
+            enable_gqa=True,
+        )
+        for segment in reading.segments
+    ]
+    return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(ATTENTION, _attention)
+
+
+def logits(model: Any, batch: Batch, method: str) -> Tensor:
+    """Logits [M, V] of the loss's rows: what each of them says is the next token.
+
+    Args:
+        model: a PeftModel over a model that was loaded with `attn_implementation=ATTENTION`.
+        method: "icarus", or "lora" for the conventional forward, in which the adapted model writes K and V as well.
+    """
+    tokens, positions, rows = batch["input_ids"], batch["position_ids"], batch["rows"]
+    whole = [Segment(span, span) for span in _spans(batch["lengths"].tolist())]
+    if method == "lora":
+        return model(
+            input_ids=tokens, position_ids=positions, use_cache=False, logits_to_keep=rows, reading=Reading(whole)
+        ).logits[0]
+    encoder: dict[int, tuple[Tensor, Tensor]] = {}
+    with _base(model), torch.no_grad():
+        model(
+            input_ids=tokens,
+            position_ids=positions,
+            use_cache=False,
+            logits_to_keep=1,
+            reading=Reading(whole, encoder, writes=True),
+        )
+    return model(
+        input_ids=tokens[:, rows],
+        position_ids=positions[:, rows],
+        use_cache=False,
+        reading=Reading(_decoder_segments(whole, positions[0], rows), encoder),
+    ).logits[0]
+
+
+@contextmanager
+def _base(model: Any) -> Iterator[None]:
+    """The model as the server runs the encoder: no adapter, no dropout."""
+    training = model.training
+    model.eval()
+    model.base_model.disable_adapter_layers()
+    try:
+        yield
+    finally:
+        model.base_model.enable_adapter_layers()
+        model.train(training)
+
+
+def _spans(lengths: Sequence[int]) -> list[slice]:
+    ends = torch.tensor(lengths).cumsum(0).tolist()
+    return [slice(end - length, end) for end, length in zip(ends, lengths, strict=True)]
+
+
+def _decoder_segments(samples: Sequence[Segment], positions: Tensor, rows: Tensor) -> list[Segment]:
+    """For each sample its rows of the loss, which see the keys up to their own position."""
+    bounds = torch.tensor([0, *(segment.keys.stop for segment in samples)], device=rows.device)
+    edges = torch.searchsorted(rows, bounds).tolist()
+    own = positions[rows]
+    return [
+        Segment(
+            queries=slice(begin, end),
+            keys=segment.keys,
+            mask=own[begin:end, None] >= positions[segment.keys],
+        )
+        for segment, (begin, end) in zip(samples, pairwise(edges), strict=True)
+    ]
+
+
+def check_model(model: Any, longest: int) -> None:
+    """Refuse a model whose attention is not the one computed here.
+
+    Args:
+        longest: tokens of the longest sample.
+
+    Raises:
+        DescantError: one sentence that says why.
+    """
+    name, config = type(model).__name__, model.config.get_text_config()
+    if not getattr(model, "_supports_attention_backend", False):
+        raise DescantError(f"{name} does not use Transformers' attention interface: descant train cannot train it.")
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if strange := kinds - {"full_attention", "sliding_attention"}:
+        raise DescantError(f"{name} has layers of {', '.join(sorted(strange))}, which descant train does not compute.")
+    window = _window(config, kinds)
+    if window is not None and longest > window:
+        raise DescantError(
+            f"{name} attends to a window of {window} tokens and the longest sample has {longest}: "
+            f"give --max-length {window}."
+        )
+
+
+def _window(config: PretrainedConfig, kinds: set[str]) -> int | None:
+    """The tokens that the narrowest layer attends to; None if there is no limit."""
+    if getattr(config, "layer_types", None) and "sliding_attention" not in kinds:
+        return None
+    return getattr(config, "sliding_window", None)

@@ -1,0 +1,87 @@
+"""What a run says of itself: a bar for a person, log.jsonl for learning curves, and what came of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from transformers import TrainerCallback
+
+LOG = "log.jsonl"
+
+
+class Report(TrainerCallback):
+    """Tells of each step: its loss per token of the role, and tokens read per second of training.
+
+    tokens: tokens read so far by this process; whoever reads them adds to it.
+    seconds: what they took, evaluation and saving not counted.
+
+    Args:
+        log: file that gets one JSON object for each step and each evaluation.
+        emit: takes each of these objects too, in place of the bar; None shows the bar on `console`.
+    """
+
+    def __init__(self, log: Path, console: Console, emit: Callable[[Mapping[str, Any]], None] | None) -> None:
+        self.tokens, self.seconds = 0, 0.0
+        self.events: list[dict[str, Any]] = []
+        self._log, self._emit = log, emit
+        self._start = 0.0
+        self._evaluated = ""
+        columns = (BarColumn(20), MofNCompleteColumn(), TextColumn("{task.description}"))
+        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=True))
+        self._bar = Progress(*columns, *times, console=console, disable=emit is not None)
+        self._task = self._bar.add_task("reading the model", total=None)
+
+    @property
+    def speed(self) -> float:
+        """Tokens read per second."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    def __enter__(self) -> Report:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """A run that goes on forgets what it had logged beyond its checkpoint."""
+        self._bar.update(self._task, total=state.max_steps, completed=state.global_step, description="")
+        lines = self._log.read_text().splitlines() if self._log.exists() and state.global_step else []
+        self.events = [event for line in lines if (event := json.loads(line))["step"] <= state.global_step]
+        self._log.write_text("".join(json.dumps(event) + "\n" for event in self.events))
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._start = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.seconds += time.perf_counter() - self._start
+        if state.global_step >= state.max_steps and args.eval_strategy == "steps":
+            control.should_evaluate = True  # the last weights are candidates too
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_save = True  # so that the best weights are kept
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, float], **_: Any) -> None:
+        names = ("loss", "grad_norm", "learning_rate", "eval_loss")
+        event = {name: logs[name] for name in names if name in logs}
+        if not event:
+            return
+        event = {"step": state.global_step, "epoch": round(state.epoch or 0, 4), **event}
+        if "loss" in event:
+            event["tokens_per_second"] = round(self.speed, 1)
+        else:
+            self._evaluated = f"  eval loss {event['eval_loss']:.4f}"
+        self.events.append(event)
+        with self._log.open("a") as file:
+            file.write(json.dumps(event) + "\n")
+        if self._emit is not None:
+            self._emit(event)
+        elif "loss" in event:
+            words = f"loss {event['loss']:.4f}{self._evaluated}  {self.speed:,.0f} tokens read/s"
+            self._bar.update(self._task, completed=state.global_step, description=words)
