@@ -1,17 +1,20 @@
 """Which base model is in a folder: a fingerprint that an adapter records and the server compares.
 
 It needs neither torch nor SGLang, and reads some kilobytes: every tensor's name, dtype and shape, a few bytes of each,
-and what of the configuration decides how they are used. The same weights in another folder, or in other shards, have the
-same fingerprint; a fine-tuned or a converted copy has another.
+and what of the configuration decides how they are used. The same weights in another folder, or in other shards, have
+the same fingerprint; a fine-tuned or a converted copy has another.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+
+from huggingface_hub import try_to_load_from_cache
 
 SAMPLE_BYTES = 64
 # Configuration that shapes do not tell.
@@ -28,6 +31,14 @@ ARITHMETIC = (
     "sliding_window",
     "layer_types",
 )
+
+
+def fingerprint_of(model: str) -> str | None:
+    """Of what --model-path names: a folder, or a model of the Hub that lies in its cache."""
+    if os.path.isdir(model):
+        return fingerprint(Path(model).resolve())
+    config = try_to_load_from_cache(model, "config.json")
+    return fingerprint(Path(config).parent) if isinstance(config, str) else None
 
 
 @cache

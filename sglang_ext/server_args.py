@@ -12,6 +12,7 @@ from sglang.srt.arg_groups.arg_utils import NS, A, Arg
 from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 from sglang.srt.server_args import ServerArgs, _rebuild_server_args
 
+from descant.sglang_ext.fingerprint import fingerprint_of
 from descant.sglang_ext.schemes import SCHEMES, Scheme, scheme_named
 from descant.sglang_ext.schemes.adapters import refusal
 
@@ -158,7 +159,7 @@ def validate_sharing(server_args: Any) -> None:
                 f"model, which --kv-sharing {scheme.name} runs in every batch; set it to 2 or more."
             )
     for name, config in _local_adapters(given.lora_paths):
-        if reason := refusal(scheme, name, config, given.allow_kv_adapters):
+        if reason := refusal(scheme, name, config, given.allow_kv_adapters, fingerprint_of(given.model_path)):
             raise Refused(reason)
     if scheme.warning:
         logger.warning(scheme.warning)

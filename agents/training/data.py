@@ -143,13 +143,13 @@ def _messages(place: str, messages: Any) -> list[dict[str, Any]]:
     )
     if not named or not messages or messages[0]["role"] == "assistant":
         raise DescantError(
-            f"{place} holds no conversation: write a list of messages with role and content, a user's or a system's first."
+            f"{place} holds no conversation: list messages with role and content, a user's or a system's first."
         )
     return messages
 
 
 def _conversation(place: str, messages: list[dict[str, Any]], tokenizer: Any) -> list[Piece]:
-    """The loss counts what the assistant generates: from behind the template's cue up to the token that ends its turn."""
+    """The loss counts what the assistant generates: behind the template's cue, up to the token that ends its turn."""
     pieces: list[Piece] = []
     written = ""
 

@@ -2,8 +2,8 @@
 
 ICaRus (arXiv 2603.13281, equations 4 and 5) takes two passes. The base model, adapters off and without gradient, reads
 every token and yields each layer's K and V as attention gets them: after the rotation, and after any norm on them. The
-adapted model then runs on nothing but the rows that the loss counts: a decoder row attends to the *encoder's* K and V up
-to its own position, never to another decoder row, so the rest of the sequence adds nothing to its gradient. That is
+adapted model then runs on nothing but the rows that the loss counts: a decoder row attends to the *encoder's* K and V
+up to its own position, never to another decoder row, so the rest of the sequence adds nothing to its gradient. That is
 exact, and a role that speaks a fifth of the tokens is adapted on a fifth of the rows.
 
 Both passes go through Transformers' attention interface, so that any model class which uses it can be trained. Samples
@@ -34,8 +34,8 @@ def pack(samples: Sequence[Sample]) -> dict[str, Tensor]:
     """Lay samples behind one another in a row of T tokens, M of which are rows of the loss.
 
     Returns:
-        input_ids and position_ids [1, T], positions from 0 in each sample; lengths [N] of the samples; rows [M], ascending
-        indices into the row; and their targets [M], under the two names that Trainer counts them by.
+        input_ids and position_ids [1, T], positions from 0 in each sample; lengths [N] of the samples; rows [M],
+        ascending indices into the row; and their targets [M], under the two names that Trainer counts them by.
     """
     lengths = [len(sample.ids) for sample in samples]
     starts = torch.tensor([0, *lengths]).cumsum(0).tolist()
@@ -44,7 +44,9 @@ def pack(samples: Sequence[Sample]) -> dict[str, Tensor]:
         "input_ids": torch.tensor([[token for sample in samples for token in sample.ids]]),
         "position_ids": torch.cat([torch.arange(length) for length in lengths])[None],
         "lengths": torch.tensor(lengths),
-        "rows": torch.tensor([start + row for start, sample in zip(starts, samples, strict=False) for row in sample.rows]),
+        "rows": torch.tensor(
+            [start + row for start, sample in zip(starts, samples, strict=False) for row in sample.rows]
+        ),
         "labels": targets,
         "shift_labels": targets,
     }
@@ -52,7 +54,7 @@ def pack(samples: Sequence[Sample]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Segment:
-    """What one sample's queries may see: the keys [begin, end) of the row, all or as `mask` [M, L] says, else causal."""
+    """What one sample's queries may see: of the row's keys [begin, end) those in `mask` [M, L], else causal."""
 
     queries: slice
     keys: slice

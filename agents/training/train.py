@@ -136,12 +136,13 @@ class PackedTrainer(Trainer):
     def __init__(self, *args: Any, method: str, report: Report, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._method, self._report = method, report
+        self.control: Any = self.control
         self.loss_is_scaled_for_ga = True
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """Cross entropy, summed over this batch's rows and divided by all rows of the step: the mean over its tokens."""
+        """Cross entropy, summed over this batch's rows and divided by the step's: the mean over its tokens."""
         self._report.tokens += inputs["input_ids"].numel()
         rows = inputs["labels"].numel()
         return _loss_sum(model, inputs, self._method) / (rows if num_items_in_batch is None else num_items_in_batch)

@@ -27,8 +27,8 @@ UNSUPPORTED_OPTIONS: Mapping[str, str] = {
     "use_bdlora": "block-diagonal LoRA",
 }
 
-# Where `descant train` records {"method": …, "base": …}: PEFT keeps this free-form field and reads no key of ours in it;
-# keys of our own beside it would make PEFT warn at each load.
+# Where `descant train` records {"method": …, "base": …}: PEFT keeps this free-form field and reads none of
+# it where there is a task type; keys of our own beside it would make PEFT warn at each load.
 RECORD = "descant"
 
 
@@ -51,15 +51,24 @@ def refusal_of_base(name: str, config: Mapping[str, Any], base: str | None) -> s
     )
 
 
-def refusal(scheme: Scheme, name: str, config: Mapping[str, Any], allow_kv_adapters: bool = False) -> str | None:
+def refusal(
+    scheme: Scheme,
+    name: str,
+    config: Mapping[str, Any],
+    allow_kv_adapters: bool = False,
+    base: str | None = None,
+) -> str | None:
     """One sentence that says why `scheme` cannot serve the adapter `name`, or None if it can.
 
     Args:
         config: the adapter's adapter_config.json.
+        base: fingerprint of the model that serves, None if it could not be told.
         allow_kv_adapters: the user knows that updates which the scheme can only drop are dropped.
     """
     if not scheme.shares_namespace:
         return None  # upstream's own checks are all there is
+    if reason := refusal_of_base(name, config, base):
+        return reason
     if (kind := str(config.get("peft_type", "LORA")).upper()) != "LORA":
         return f"Adapter '{name}' is of PEFT type {kind}, and SGLang serves LORA only: export it as LoRA."
     for option, meaning in UNSUPPORTED_OPTIONS.items():
