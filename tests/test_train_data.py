@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +45,23 @@ def span(role: str | None, text: str) -> dict[str, Any]:
 
 TRAJECTORY = {
     "opening": "Question: ",
-    "spans": [span(None, "Thought:"), span("plan", " I kn"), span("plan", "ow\n"), span("act", "go"), span("plan", "!")],
+    "spans": [
+        span(None, "Thought:"),
+        span("plan", " I kn"),
+        span("plan", "ow\n"),
+        span("act", "go"),
+        span("plan", "!"),
+    ],
 }
 
 
 def test_a_trajectory_is_tokenized_span_by_span(read: Read, tokenizer: Any) -> None:
     (sample,) = read(TRAJECTORY).samples
-    pieces = [tokenizer.encode(text, add_special_tokens=False) for text in ("Question: ", "Thought:", " I kn", "ow\n", "go", "!")]
-    tokens = sum(pieces, [])
+    pieces = [
+        tokenizer.encode(text, add_special_tokens=False)
+        for text in ("Question: ", "Thought:", " I kn", "ow\n", "go", "!")
+    ]
+    tokens = list(chain(*pieces))
     assert sample.ids == tokens[:-1]
     counted = pieces[2] + pieces[3] + pieces[5]
     assert sample.targets == counted == [tokens[row + 1] for row in sample.rows]
@@ -87,7 +97,7 @@ def test_long_samples_are_cut_and_counted(read: Read) -> None:
     assert found.samples[0].rows == whole.rows[:2]
     assert found.samples[0].targets == whole.targets[:2]
     assert len(found.samples[0].ids) + 1 == whole.rows[0] + 3
-    with pytest.raises(DescantError, match="line 1: nothing .* is left in the first 3 tokens: raise --max-length"):
+    with pytest.raises(DescantError, match=r"line 1: nothing .* is left in the first 3 tokens: raise --max-length"):
         read(TRAJECTORY, max_length=3)
 
 
@@ -141,5 +151,5 @@ def test_a_template_that_rewrites_or_is_missing_is_told(read: Read, tokenizer: A
 
 
 def test_a_file_that_is_not_there(tokenizer: Any, tmp_path: Path) -> None:
-    with pytest.raises(DescantError, match="cannot be read .No such file"):
+    with pytest.raises(DescantError, match=r"cannot be read .No such file"):
         read_samples(tmp_path / "none.jsonl", tokenizer, None, 10)

@@ -19,7 +19,8 @@ from descant.agents.training.data import Sample
 from descant.agents.training.icarus import ATTENTION, logits, pack
 from descant.agents.training.train import Recipe, Trained, train
 
-WORDS = "the planner thinks , the actor looks things up and the critic reflects on what they found ; yes no true".split()
+TEXT = "the planner thinks , the actor looks things up and the critic reflects on what they found ; yes no true"
+WORDS = TEXT.split(" ")
 
 
 def write_trajectories(file: Path, count: int, seed: int = 0) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import TrainerCallback
+
+from descant.runtime.errors import DescantError
 
 LOG = "log.jsonl"
 
@@ -35,7 +38,7 @@ class Report(TrainerCallback):
         columns = (BarColumn(20), MofNCompleteColumn(), TextColumn("{task.description}"))
         times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=True))
         self._bar = Progress(*columns, *times, console=console, disable=emit is not None)
-        self._task = self._bar.add_task("reading the model", total=None)
+        self._task = self._bar.add_task("", total=None)
 
     @property
     def speed(self) -> float:
@@ -43,7 +46,6 @@ class Report(TrainerCallback):
         return self.tokens / self.seconds if self.seconds else 0.0
 
     def __enter__(self) -> Report:
-        self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -51,6 +53,7 @@ class Report(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """A run that goes on forgets what it had logged beyond its checkpoint."""
+        self._bar.start()
         self._bar.update(self._task, total=state.max_steps, completed=state.global_step, description="")
         lines = self._log.read_text().splitlines() if self._log.exists() and state.global_step else []
         self.events = [event for line in lines if (event := json.loads(line))["step"] <= state.global_step]
@@ -72,6 +75,8 @@ class Report(TrainerCallback):
         event = {name: logs[name] for name in names if name in logs}
         if not event:
             return
+        if not math.isfinite(loss := event.get("loss", event.get("eval_loss", 0.0))):
+            raise DescantError(f"The loss at step {state.global_step} is {loss}: give a smaller --learning-rate.")
         event = {"step": state.global_step, "epoch": round(state.epoch or 0, 4), **event}
         if "loss" in event:
             event["tokens_per_second"] = round(self.speed, 1)

@@ -229,8 +229,6 @@ def train(
                 "--accumulation, --checkpointing, --bf16, or a smaller --max-length."
             ) from error
     losses = [event["loss"] for event in report.events if "loss" in event]
-    if not all(map(math.isfinite, losses[-1:])):
-        raise DescantError("The loss is no longer a number: give a smaller --learning-rate, and begin again.")
     if best := trainer.state.best_model_checkpoint:
         set_peft_model_state_dict(model, load_file(Path(best) / WEIGHTS))
     _save(model, recipe, output)
@@ -349,6 +347,7 @@ def _arguments(recipe: Recipe, folder: Path) -> TrainingArguments:
         warmup_steps=recipe.warmup,
         seed=recipe.seed,
         bf16=recipe.bf16,
+        use_cpu=not torch.cuda.is_available(),
         gradient_checkpointing=recipe.checkpointing,
         gradient_checkpointing_kwargs={"use_reentrant": False},
         eval_strategy=_strategy(recipe.eval_every) if recipe.evaluates else "no",
