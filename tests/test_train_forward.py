@@ -15,7 +15,7 @@ from training import load, logprobs, sample
 from transformers import AutoModelForCausalLM
 
 from descant.agents.training.data import Sample
-from descant.agents.training.icarus import ATTENTION, check_model, logits, pack
+from descant.agents.training.icarus import ATTENTION, Prefix, check_model, logits, pack
 from descant.runtime.errors import DescantError
 
 Checkpoints = Callable[[str], tiny.Checkpoint]
@@ -64,6 +64,31 @@ def test_packed_samples_do_not_see_each_other(llama: PeftModel, method: str) -> 
         assert (
             logprobs(llama, neighbours, method)[1:-1] - logprobs(llama, SAMPLES[:1], method)
         ).abs().max() < TOLERANCE
+
+
+def test_what_all_samples_begin_with_is_read_once_and_changes_nothing(llama: PeftModel) -> None:
+    """Rows within it, at its end and behind it; a sample that is but one token longer."""
+    alike = tiny.random_tokens(20, seed=7)
+    samples = [
+        sample(alike + tiny.random_tokens(30, seed=8), [4, 19, 20, 45]),
+        sample(alike + tiny.random_tokens(2, seed=9), [20]),
+        sample(alike + tiny.random_tokens(9, seed=10), [25]),
+    ]
+    prefix = Prefix.of(samples)
+    assert prefix.tokens == alike
+    assert not Prefix.of([*samples, *SAMPLES]).tokens
+    batch = pack(samples)
+    with torch.no_grad():
+        plain = logits(llama, batch, "icarus")
+        for _ in range(2):  # read anew, and reused
+            assert (logits(llama, batch, "icarus", prefix) - plain).abs().max() < TOLERANCE
+    gradients = []
+    for each in (None, prefix):
+        llama.zero_grad()
+        cross_entropy(logits(llama, batch, "icarus", each), batch["labels"]).backward()
+        gradients.append([p.grad.clone() for p in llama.parameters() if p.grad is not None])
+    for without, reused in zip(*gradients, strict=True):
+        torch.testing.assert_close(without, reused, rtol=1e-3, atol=1e-5)
 
 
 def test_a_row_sees_nothing_behind_it(llama: PeftModel) -> None:

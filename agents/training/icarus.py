@@ -6,6 +6,8 @@ adapted model then runs on nothing but the rows that the loss counts: a decoder 
 up to its own position, never to another decoder row, so the rest of the sequence adds nothing to its gradient. That is
 exact, and a role that speaks a fifth of the tokens is adapted on a fifth of the rows.
 
+What all samples begin with alike, such as a workflow's instructions, the frozen base model reads once a run.
+
 Both passes go through Transformers' attention interface, so that any model class which uses it can be trained. Samples
 share no key: each attends within its own segment of the row, and there is no padding that could be attended to.
 """
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -28,6 +30,8 @@ from descant.runtime.errors import DescantError
 
 ATTENTION = "descant_training"  # the name to load a model under, as its attn_implementation
 Batch = Mapping[str, Tensor]
+KV = dict[int, tuple[Tensor, Tensor]]  # K and V by layer
+SHORTEST_PREFIX = 16  # tokens
 
 
 def pack(samples: Sequence[Sample]) -> dict[str, Tensor]:
@@ -61,16 +65,37 @@ class Segment:
     mask: Tensor | None = None
 
 
+EVERYTHING = Segment(slice(None), slice(None))
+
+
+@dataclass
+class Prefix:
+    """P tokens that every sample begins with, and, once they are read, each layer's K and V [1, Hkv, P, d] of them."""
+
+    tokens: Sequence[int] = ()
+    kv: KV = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample]) -> Prefix:
+        """The longest one, short of a whole sample; none if it is too short to be worth its masks."""
+        first, last = min(sample.ids for sample in samples), max(sample.ids for sample in samples)
+        most = min(len(sample.ids) for sample in samples) - 1
+        same = next((i for i in range(most) if first[i] != last[i]), most)
+        return cls(first[:same] if same >= SHORTEST_PREFIX else ())
+
+
 @dataclass
 class Reading:
     """Whose K and V a pass attends to.
 
     encoder: by layer, K and V [1, Hkv, T, d] of the base model: filled by its own pass, read by the adapted one. None:
         each pass reads what it wrote itself, as conventional LoRA does.
+    prefix: by layer, K and V that stand before those of every segment.
     """
 
     segments: Sequence[Segment]
-    encoder: dict[int, tuple[Tensor, Tensor]] | None = None
+    encoder: KV | None = None
+    prefix: KV = field(default_factory=dict)
     writes: bool = False
 
 
@@ -93,17 +118,23 @@ def _attention(
     """
     if softcap is not None or s_aux is not None:
         raise DescantError(f"{type(module).__name__} caps scores or has sinks, which descant train does not compute.")
+    layer = int(module.layer_idx)
     if reading.encoder is not None:
-        layer = int(module.layer_idx)
         if reading.writes:
             reading.encoder[layer] = key, value
         else:
             key, value = reading.encoder[layer]
+
+    def seen(written: Tensor, part: int, keys: slice) -> Tensor:
+        """K (part 0) or V (1) of a segment."""
+        own = written[:, :, keys]
+        return torch.cat((reading.prefix[layer][part], own), dim=2) if reading.prefix else own
+
     parts = [
         scaled_dot_product_attention(
             query[:, :, segment.queries],
-            key[:, :, segment.keys],
-            value[:, :, segment.keys],
+            seen(key, 0, segment.keys),
+            seen(value, 1, segment.keys),
             attn_mask=segment.mask,
             is_causal=segment.mask is None,
             scale=scaling,
@@ -117,34 +148,46 @@ def _attention(
 AttentionInterface.register(ATTENTION, _attention)
 
 
-def logits(model: Any, batch: Batch, method: str) -> Tensor:
+def logits(model: Any, batch: Batch, method: str, prefix: Prefix | None = None) -> Tensor:
     """Logits [M, V] of the loss's rows: what each of them says is the next token.
 
     Args:
         model: a PeftModel over a model that was loaded with `attn_implementation=ATTENTION`.
         method: "icarus", or "lora" for the conventional forward, in which the adapted model writes K and V as well.
+        prefix: what all samples begin with; it is read at its first use. Only icarus can use it.
     """
-    tokens, positions, rows = batch["input_ids"], batch["position_ids"], batch["rows"]
-    whole = [Segment(span, span) for span in _spans(batch["lengths"].tolist())]
+    tokens, positions, rows, lengths = (batch[name] for name in ("input_ids", "position_ids", "rows", "lengths"))
     if method == "lora":
+        causal = [Segment(span, span) for span in _spans(lengths)]
         return model(
-            input_ids=tokens, position_ids=positions, use_cache=False, logits_to_keep=rows, reading=Reading(whole)
+            input_ids=tokens, position_ids=positions, use_cache=False, logits_to_keep=rows, reading=Reading(causal)
         ).logits[0]
-    encoder: dict[int, tuple[Tensor, Tensor]] = {}
-    with _base(model), torch.no_grad():
-        model(
-            input_ids=tokens,
-            position_ids=positions,
-            use_cache=False,
-            logits_to_keep=1,
-            reading=Reading(whole, encoder, writes=True),
-        )
+    prefix = prefix or Prefix()
+    if prefix.tokens and not prefix.kv:
+        ids = tokens.new_tensor([prefix.tokens])
+        _encode(model, ids, torch.arange(ids.shape[1], device=ids.device)[None], Reading([EVERYTHING], prefix.kv))
+    length = len(prefix.tokens)
+    new = (positions[0] >= length).nonzero()[:, 0]
+    spans = _spans(lengths - length)
+    own = positions[:, new]
+    encoder: KV = {}
+    segments = [
+        Segment(span, span, _upto(own[0, span], length + span.stop - span.start) if length else None) for span in spans
+    ]
+    _encode(model, tokens[:, new], own, Reading(segments, encoder, prefix.kv))
     return model(
         input_ids=tokens[:, rows],
         position_ids=positions[:, rows],
         use_cache=False,
-        reading=Reading(_decoder_segments(whole, positions[0], rows), encoder),
+        reading=Reading(_decoder_segments(spans, positions[0], rows, lengths, length), encoder, prefix.kv),
     ).logits[0]
+
+
+def _encode(model: Any, tokens: Tensor, positions: Tensor, reading: Reading) -> None:
+    """Fill `reading.encoder` with the base model's K and V of `tokens` [1, T]."""
+    reading.writes = True
+    with _base(model), torch.no_grad():
+        model(input_ids=tokens, position_ids=positions, use_cache=False, logits_to_keep=1, reading=reading)
 
 
 @contextmanager
@@ -160,24 +203,26 @@ def _base(model: Any) -> Iterator[None]:
         model.train(training)
 
 
-def _spans(lengths: Sequence[int]) -> list[slice]:
-    ends = torch.tensor(lengths).cumsum(0).tolist()
-    return [slice(end - length, end) for end, length in zip(ends, lengths, strict=True)]
+def _spans(lengths: Tensor) -> list[slice]:
+    ends = lengths.cumsum(0).tolist()
+    return [slice(end - length, end) for end, length in zip(ends, lengths.tolist(), strict=True)]
 
 
-def _decoder_segments(samples: Sequence[Segment], positions: Tensor, rows: Tensor) -> list[Segment]:
+def _decoder_segments(
+    keys: Sequence[slice], positions: Tensor, rows: Tensor, lengths: Tensor, prefix: int
+) -> list[Segment]:
     """For each sample its rows of the loss, which see the keys up to their own position."""
-    bounds = torch.tensor([0, *(segment.keys.stop for segment in samples)], device=rows.device)
-    edges = torch.searchsorted(rows, bounds).tolist()
+    edges = torch.searchsorted(rows, torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))).tolist()
     own = positions[rows]
     return [
-        Segment(
-            queries=slice(begin, end),
-            keys=segment.keys,
-            mask=own[begin:end, None] >= positions[segment.keys],
-        )
-        for segment, (begin, end) in zip(samples, pairwise(edges), strict=True)
+        Segment(slice(begin, end), span, _upto(own[begin:end], prefix + span.stop - span.start))
+        for span, (begin, end) in zip(keys, pairwise(edges), strict=True)
     ]
+
+
+def _upto(positions: Tensor, keys: int) -> Tensor:
+    """Mask [M, keys]: queries at `positions` [M] see the keys at positions up to their own."""
+    return positions[:, None] >= torch.arange(keys, device=positions.device)
 
 
 def check_model(model: Any, longest: int) -> None:

@@ -32,7 +32,7 @@ from transformers.utils import logging as transformers_logging
 
 from descant.agents.adapter import CONFIG, WEIGHTS
 from descant.agents.training.data import Sample, Samples, read_samples
-from descant.agents.training.icarus import ATTENTION, check_model, logits, pack
+from descant.agents.training.icarus import ATTENTION, Prefix, check_model, logits, pack
 from descant.agents.training.progress import Report
 from descant.agents.training.saving import checkpoints, replace_files, whole
 from descant.runtime.errors import DescantError
@@ -133,9 +133,9 @@ class Trained:
 class PackedTrainer(Trainer):
     """Trainer, for packed samples and the two-path forward, with checkpoints that are whole or not there."""
 
-    def __init__(self, *args: Any, method: str, report: Report, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, method: str, prefix: Prefix, report: Report, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._method, self._report = method, report
+        self._method, self._prefix, self._report = method, prefix, report
         self.control: Any = self.control
         self.loss_is_scaled_for_ga = True
 
@@ -145,7 +145,7 @@ class PackedTrainer(Trainer):
         """Cross entropy, summed over this batch's rows and divided by the step's: the mean over its tokens."""
         self._report.tokens += inputs["input_ids"].numel()
         rows = inputs["labels"].numel()
-        return _loss_sum(model, inputs, self._method) / (rows if num_items_in_batch is None else num_items_in_batch)
+        return self._loss_sum(model, inputs) / (rows if num_items_in_batch is None else num_items_in_batch)
 
     @torch.no_grad()
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
@@ -153,12 +153,16 @@ class PackedTrainer(Trainer):
         self.model.eval()
         total, rows = 0.0, 0
         for batch in self.get_eval_dataloader():
-            total += _loss_sum(self.model, self._prepare_inputs(batch), self._method).item()
+            total += self._loss_sum(self.model, self._prepare_inputs(batch)).item()
             rows += batch["labels"].numel()
         metrics = {"eval_loss": total / rows}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+    def _loss_sum(self, model: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        found = logits(model, batch, self._method, self._prefix)
+        return cross_entropy(found.float(), batch["labels"], reduction="sum")
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         folder = Path(self.args.output_dir)
@@ -175,10 +179,6 @@ class PackedTrainer(Trainer):
             self._save_rng_state(str(scratch))
             self.state.save_to_json(str(scratch / "trainer_state.json"))
         rotate_checkpoints(str(folder), save_total_limit=1, best_model_checkpoint=self.state.best_model_checkpoint)
-
-
-def _loss_sum(model: Any, batch: Mapping[str, torch.Tensor], method: str) -> torch.Tensor:
-    return cross_entropy(logits(model, batch, method).float(), batch["labels"], reduction="sum")
 
 
 def train(
@@ -216,6 +216,7 @@ def train(
             data_collator=pack,
             callbacks=[report, *([EarlyStoppingCallback(recipe.patience)] if recipe.patience else [])],
             method=recipe.method,
+            prefix=Prefix.of([*samples, *held_out]),
             report=report,
         )
         trainer.remove_callback(PrinterCallback)
