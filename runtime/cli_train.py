@@ -100,7 +100,11 @@ def train(
         save_every=save_every,
         patience=patience,
     )
-    trained = run(recipe, output, err, resume=resume, note=note, emit=_print if as_json else None)
+    try:
+        trained = run(recipe, output, err, resume=resume, note=note, emit=_print if as_json else None)
+    except (KeyboardInterrupt, SystemExit):
+        note("The run goes on from its last checkpoint with the same command and --resume.")
+        raise
     if as_json:
         _print({**asdict(trained), "adapter": str(trained.adapter)})
         return

@@ -67,8 +67,26 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
     assert furthest(weights(straight.adapter), weights(resumed.adapter)) < SAME
     losses, again = ([e.get("loss") or e["eval_loss"] for e in log(t.adapter)] for t in (straight, resumed))
     assert again == pytest.approx(losses)
-    assert len(losses) == 4 + 3
+    assert len(losses) == 8 + 3
     assert not (resumed.adapter / "checkpoints").exists()
+
+
+def test_a_run_that_ended_before_its_adapter_was_out_goes_on(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training_module, "_save", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(recipe(model, data), tmp_path / "out")
+    monkeypatch.undo()
+    moved = data.rename(tmp_path / "moved.jsonl")  # it is known by what it holds
+    resumed = run(recipe(model, moved), tmp_path / "out", resume=True)
+    moved.rename(data)
+    straight = run(recipe(model, data), tmp_path / "straight")
+    assert furthest(weights(straight.adapter), weights(resumed.adapter)) < SAME
+    assert (resumed.steps, resumed.early, resumed.loss) == (6, False, pytest.approx(straight.loss))
 
 
 def test_a_seed_gives_the_same_adapter_again(model: Path, data: Path, tmp_path: Path) -> None:
@@ -271,7 +289,7 @@ def test_a_conventional_adapter_is_judged_by_its_modules(model: Path, data: Path
         ("--max-length 4", "raise --max-length"),
         ("--resume", "holds no checkpoint to go on from"),
         ("--data /nowhere.jsonl", "cannot be read"),
-        ("--model .", "is no checkpoint with a tokenizer"),
+        ("--model .", "holds no safetensors checkpoint"),
     ],
 )
 def test_what_cannot_be_trained_is_one_sentence(

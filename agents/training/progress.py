@@ -51,13 +51,16 @@ class Report(TrainerCallback):
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
+    def recall(self, step: int) -> None:
+        """A run that goes on from `step` forgets what it had logged beyond."""
+        lines = self._log.read_text().splitlines() if self._log.exists() and step else []
+        self.events = [event for line in lines if (event := json.loads(line))["step"] <= step]
+        self._log.write_text("".join(json.dumps(event) + "\n" for event in self.events))
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """A run that goes on forgets what it had logged beyond its checkpoint."""
+        self.recall(state.global_step)
         self._bar.start()
         self._bar.update(self._task, total=state.max_steps, completed=state.global_step, description="")
-        lines = self._log.read_text().splitlines() if self._log.exists() and state.global_step else []
-        self.events = [event for line in lines if (event := json.loads(line))["step"] <= state.global_step]
-        self._log.write_text("".join(json.dumps(event) + "\n" for event in self.events))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._start = time.perf_counter()

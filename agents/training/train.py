@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import random
@@ -23,6 +24,7 @@ from transformers import (
     EarlyStoppingCallback,
     PrinterCallback,
     Trainer,
+    TrainerState,
     TrainingArguments,
     set_seed,
 )
@@ -47,6 +49,7 @@ TARGETS: Mapping[str, Sequence[str]] = {
 }
 SCHEDULES = ("constant", "linear", "cosine")
 RECIPE = "recipe.json"
+STATE = "trainer_state.json"
 
 
 @dataclass(frozen=True)
@@ -177,7 +180,7 @@ class PackedTrainer(Trainer):
             self.save_model(str(scratch), _internal_call=True)
             self._save_optimizer_and_scheduler(str(scratch))
             self._save_rng_state(str(scratch))
-            self.state.save_to_json(str(scratch / "trainer_state.json"))
+            self.state.save_to_json(str(scratch / STATE))
         rotate_checkpoints(str(folder), save_total_limit=1, best_model_checkpoint=self.state.best_model_checkpoint)
 
 
@@ -223,11 +226,21 @@ def train(
         if trainer.args.world_size > 1:
             raise DescantError("descant train runs in one process: start it without torchrun or accelerate launch.")
         try:
-            trainer.train(resume_from_checkpoint=str(saved) if saved else None)
+            if saved and _is_over(state := TrainerState.load_from_json(str(saved / STATE))):
+                # Only the adapter was not out yet; Trainer would take another step.
+                trainer.state = state
+                report.recall(state.global_step)
+                set_peft_model_state_dict(model, load_file(saved / WEIGHTS))
+            else:
+                trainer.train(resume_from_checkpoint=str(saved) if saved else None)
         except torch.OutOfMemoryError as error:
             raise DescantError(
                 "The device has too little memory for this batch: give a smaller --batch-size with more "
                 "--accumulation, --checkpointing, --bf16, or a smaller --max-length."
+            ) from error
+        except OSError as error:
+            raise DescantError(
+                f"{output} cannot be written ({error.strerror or error}): make room and go on with --resume."
             ) from error
     losses = [event["loss"] for event in report.events if "loss" in event]
     if best := trainer.state.best_model_checkpoint:
@@ -241,6 +254,10 @@ def train(
         tokens_per_second=report.speed,
         early=trainer.state.global_step < trainer.state.max_steps,
     )
+
+
+def _is_over(state: TrainerState) -> bool:
+    return bool(state.stateful_callbacks["TrainerControl"]["args"]["should_training_stop"])
 
 
 def _prepare(recipe: Recipe, output: Path, resume: bool) -> Path | None:
@@ -268,9 +285,19 @@ def _prepare(recipe: Recipe, output: Path, resume: bool) -> Path | None:
 
 
 def _recorded(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as JSON, the model by its fingerprint."""
-    values = json.loads(json.dumps(asdict(recipe), default=str))
-    return {**values, "model": fingerprint(recipe.model) or str(recipe.model), "targets": list(recipe.modules)}
+    """The recipe as JSON, with the model and the data by what they hold, wherever they lie."""
+
+    def digest(file: Path) -> str:
+        if not file.is_file():
+            raise DescantError(f"{file} cannot be read (no such file): check the path.")
+        with file.open("rb") as stream:
+            return f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}"
+
+    model = fingerprint(recipe.model.resolve())
+    if model is None:
+        raise DescantError(f"{recipe.model} holds no safetensors checkpoint: give the folder of a Hugging Face model.")
+    held = {"model": model, "data": digest(recipe.data), "targets": list(recipe.modules)}
+    return {**asdict(recipe), **held, "eval_data": recipe.eval_data and digest(recipe.eval_data)}
 
 
 def _tokenizer(folder: Path) -> tuple[Any, int]:
@@ -330,7 +357,7 @@ def _model(recipe: Recipe, longest: int) -> Any:
         lora_dropout=recipe.dropout,
         target_modules=list(recipe.modules),
         task_type="CAUSAL_LM",
-        auto_mapping={RECORD: {"method": recipe.method, "base": fingerprint(recipe.model)}},
+        auto_mapping={RECORD: {"method": recipe.method, "base": fingerprint(recipe.model.resolve())}},
     )
     return get_peft_model(base, config)
 
