@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 
 SAMPLE_BYTES = 64
 # Configuration that shapes do not tell.
@@ -37,7 +38,10 @@ def fingerprint_of(model: str) -> str | None:
     """Of what --model-path names: a folder, or a model of the Hub that lies in its cache."""
     if os.path.isdir(model):
         return fingerprint(Path(model).resolve())
-    config = try_to_load_from_cache(model, "config.json")
+    try:
+        config = try_to_load_from_cache(model, "config.json")
+    except HFValidationError:  # neither a folder nor a name: SGLang will say so
+        return None
     return fingerprint(Path(config).parent) if isinstance(config, str) else None
 
 
