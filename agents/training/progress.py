@@ -36,7 +36,7 @@ class Report(TrainerCallback):
         self._start = 0.0
         self._evaluated = ""
         columns = (BarColumn(20), MofNCompleteColumn(), TextColumn("{task.description}"))
-        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=True))
+        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
         self._bar = Progress(*columns, *times, console=console, disable=emit is not None)
         self._task = self._bar.add_task("", total=None)
 
