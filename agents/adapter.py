@@ -22,7 +22,14 @@ from descant.sglang_ext.schemes.adapter_files import (
     read_config,
     read_header,
 )
-from descant.sglang_ext.schemes.adapters import UNSUPPORTED_OPTIONS, refusal, refusal_of_modules, targeted_modules
+from descant.sglang_ext.schemes.adapters import (
+    UNSUPPORTED_OPTIONS,
+    refusal,
+    refusal_of_base,
+    refusal_of_modules,
+    targeted_modules,
+    training_record,
+)
 
 
 @dataclass(frozen=True)
@@ -64,13 +71,23 @@ class AdapterReport:
     def name(self) -> str:
         return self.path.resolve().name
 
-    def refusal(self, scheme: str) -> str | None:
+    @property
+    def method(self) -> str | None:
+        """How `descant train` trained it; None if something else did."""
+        return training_record(self.config).get("method")
+
+    def refusal(self, scheme: str, base: str | None = None) -> str | None:
         """One sentence on why `scheme` cannot serve the adapter, or None.
 
         The server judges the config; here the weights are judged too, since they may update more than the config says.
+
+        Args:
+            base: fingerprint of the model that shall serve it, if that is known.
         """
         if self.flaws:
             return self.flaws[0]
+        if reason := refusal_of_base(self.name, self.config, base):
+            return reason
         updated = {update.name for update in self.updates}
         return refusal(SCHEMES[scheme], self.name, self.config) or refusal_of_modules(
             SCHEMES[scheme], self.name, updated
@@ -79,6 +96,7 @@ class AdapterReport:
     def as_json(self) -> dict[str, Any]:
         return {
             "base_model": self.base_model,
+            "method": self.method,
             "rank": self.rank,
             "alpha": self.alpha,
             "targets": list(self.targets),
@@ -209,6 +227,8 @@ def _notes(
         notes.append(
             "rsLoRA: the sharing schemes scale it by alpha / sqrt(r); nonshared, as SGLang does, by alpha / r."
         )
+    if training_record(config).get("method") == "lora":
+        notes.append("It was trained with --method lora: only nonshared gives the answers that it was trained to give.")
     if (added := _added_tokens(path)) and _vocabulary_size(config) is None:
         notes.append(
             f"added_tokens.json lists {len(added)} tokens: the server refuses the adapter if the base model lacks any, "

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from descant._version import __version__
-from descant.runtime import cli_graphs
+from descant.runtime import cli_graphs, cli_train
 from descant.runtime.console import command, err, out
 from descant.runtime.serve import HELP, added_options, serve_arguments
 from descant.runtime.sglang_command import SGLANG_SERVE
@@ -26,6 +26,7 @@ eval_app = typer.Typer(help="Measure a workflow on a data set.", no_args_is_help
 app.add_typer(eval_app, name="eval")
 
 app.command(cls=cli_graphs.Command)(cli_graphs.run)
+app.command()(cli_train.train)
 eval_app.command(cls=cli_graphs.Command)(cli_graphs.hotpotqa)
 
 
@@ -81,12 +82,15 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
 def check(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH…", help="Folders of PEFT adapters.", show_default=False)],
     scheme: Annotated[str, typer.Option(help="The --kv-sharing scheme that shall serve them.")] = "icarus",
+    model: Annotated[
+        Path | None, typer.Option(help="The base model's folder: is it the one that they were trained on?", exists=True)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what adapters update, and whether a scheme can serve them; status 1 if one cannot be served."""
     from descant.agents.adapter_table import judge, render
 
-    verdicts = judge(paths, scheme)
+    verdicts = judge(paths, scheme, model)
     if as_json:
         print(json.dumps({"scheme": scheme, "adapters": [verdict.as_json() for verdict in verdicts]}, indent=1))
     else:

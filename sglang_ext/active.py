@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from sglang.srt.runtime_context import get_lora
+from sglang.srt.runtime_context import get_lora, get_model
 
+from descant.sglang_ext.fingerprint import fingerprint_of
 from descant.sglang_ext.schemes import Scheme, scheme_named
 
 
@@ -15,3 +16,8 @@ def active_scheme() -> Scheme:
 def allows_kv_adapters() -> bool:
     """Whether --allow-kv-adapters was given."""
     return bool(get_lora().allow_kv_adapters)
+
+
+def base_fingerprint() -> str | None:
+    """Which base model this process serves; None if that cannot be told."""
+    return fingerprint_of(get_model().model_path)

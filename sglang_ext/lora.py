@@ -13,7 +13,7 @@ from sglang.srt.lora.lora_config import LoRAConfig
 from sglang.srt.lora.lora_manager import LoRAManager
 from sglang.srt.lora.lora_registry import LoRARef
 
-from descant.sglang_ext.active import active_scheme, allows_kv_adapters
+from descant.sglang_ext.active import active_scheme, allows_kv_adapters, base_fingerprint
 from descant.sglang_ext.batch import row_batch
 from descant.sglang_ext.rows import ExtendRows, RowPlan
 from descant.sglang_ext.schemes.adapter_files import AdapterFileError, misfit, on_this_machine, read_adapter
@@ -63,7 +63,9 @@ class SharingLoRAManager(LoRAManager):
             ValueError: one sentence that names the adapter, the modules or option, and the way out.
         """
         scheme, name = active_scheme(), str(lora_ref.lora_name)
-        reason = refusal_of_name(scheme, name) or refusal(scheme, name, lora_config.hf_config, allows_kv_adapters())
+        reason = refusal_of_name(scheme, name) or refusal(
+            scheme, name, lora_config.hf_config, allows_kv_adapters(), base_fingerprint()
+        )
         if reason:
             raise ValueError(reason)
         super().validate_new_adapter(lora_config, lora_ref)

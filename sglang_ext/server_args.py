@@ -11,6 +11,7 @@ from sglang.srt.arg_groups.arg_utils import NS, A, Arg
 from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 from sglang.srt.server_args import ServerArgs, _rebuild_server_args
 
+from descant.sglang_ext.fingerprint import fingerprint_of
 from descant.sglang_ext.schemes import SCHEMES, Scheme, scheme_named
 from descant.sglang_ext.schemes.adapter_files import AdapterFileError, on_this_machine, read_adapter
 from descant.sglang_ext.schemes.adapters import refusal, refusal_of_name
@@ -165,7 +166,7 @@ def validate_sharing(server_args: Any) -> None:
                 config, _ = read_adapter(Path(path))
             except AdapterFileError as error:
                 raise Refused(f"Adapter '{name}' cannot be loaded: {error}") from None
-            if reason := refusal(scheme, name, config, given.allow_kv_adapters):
+            if reason := refusal(scheme, name, config, given.allow_kv_adapters, fingerprint_of(given.model_path)):
                 raise Refused(reason)
     if scheme.warning:
         logger.warning(scheme.warning)

@@ -15,11 +15,11 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "kernels": ("kernels",),
     "sglang_ext": ("sglang_ext", "kernels", "_version"),
     "runtime": ("runtime", "_version"),
-    "agents": ("agents", "runtime", "sglang_ext.schemes", "_version"),
+    "agents": ("agents", "runtime", "sglang_ext.schemes", "sglang_ext.fingerprint", "_version"),
     "workflows": ("workflows", "agents", "runtime", "_version"),
 }
 # The command line stands above the rest: its commands import what they run.
-ABOVE = {Path(f"runtime/{name}.py"): ("agents", "workflows") for name in ("cli", "cli_graphs")}
+ABOVE = {Path(f"runtime/{name}.py"): ("agents", "workflows") for name in ("cli", "cli_graphs", "cli_train")}
 SCHEMES_MAY_IMPORT = ("__future__", "abc", "collections", "dataclasses", "json", "pathlib", "re", "typing", "descant")
 
 

@@ -29,16 +29,48 @@ UNSUPPORTED_OPTIONS: Mapping[str, str] = {
     "use_bdlora": "block-diagonal LoRA",
 }
 
+# Where `descant train` records {"method": …, "base": …}: PEFT keeps this free-form field and reads none of
+# it where there is a task type; keys of our own beside it would make PEFT warn at each load.
+RECORD = "descant"
 
-def refusal(scheme: Scheme, name: str, config: Mapping[str, Any], allow_kv_adapters: bool = False) -> str | None:
+
+def training_record(config: Mapping[str, Any]) -> Mapping[str, str]:
+    """What an adapter_config.json says of its training: "method" and, if it could be told, "base", the fingerprint of
+    the base model. Empty if `descant train` did not write it."""
+    mapping = config.get("auto_mapping")
+    record = mapping.get(RECORD) if isinstance(mapping, Mapping) else None
+    return {key: str(value) for key, value in record.items() if value} if isinstance(record, Mapping) else {}
+
+
+def refusal_of_base(name: str, config: Mapping[str, Any], base: str | None) -> str | None:
+    """One sentence if the adapter was trained on another base model than the one with the fingerprint `base`."""
+    recorded = training_record(config).get("base")
+    if recorded is None or base is None or recorded == base:
+        return None
+    return (
+        f"Adapter '{name}' was trained on another base model, {config.get('base_model_name_or_path')} "
+        f"({recorded[:19]}…, this one is {base[:19]}…): serve it with that one, or train it on this one."
+    )
+
+
+def refusal(
+    scheme: Scheme,
+    name: str,
+    config: Mapping[str, Any],
+    allow_kv_adapters: bool = False,
+    base: str | None = None,
+) -> str | None:
     """One sentence that says why `scheme` cannot serve the adapter `name`, or None if it can.
 
     Args:
         config: the adapter's adapter_config.json.
+        base: fingerprint of the model that serves, None if it could not be told.
         allow_kv_adapters: the user knows that updates which the scheme can only drop are dropped.
     """
     if not scheme.shares_namespace:
         return None  # upstream's own checks are all there is
+    if reason := refusal_of_base(name, config, base):
+        return reason
     if (kind := str(config.get("peft_type", "LORA")).upper()) != "LORA":
         return f"Adapter '{name}' is of PEFT type {kind}, and SGLang serves LORA only: export it as LoRA."
     for option, meaning in UNSUPPORTED_OPTIONS.items():
@@ -49,7 +81,10 @@ def refusal(scheme: Scheme, name: str, config: Mapping[str, Any], allow_kv_adapt
             )
     if (bias := config.get("bias", "none")) != "none":
         return f"Adapter '{name}' trains biases (bias='{bias}'), which SGLang does not compute: train with bias='none'."
-    return refusal_of_modules(scheme, name, targeted_modules(config.get("target_modules")), allow_kv_adapters)
+    reason = refusal_of_modules(scheme, name, targeted_modules(config.get("target_modules")), allow_kv_adapters)
+    if reason and (method := training_record(config).get("method")):
+        return f"{reason[:-1]} (it was trained with --method {method})."
+    return reason
 
 
 def refusal_of_name(scheme: Scheme, name: str) -> str | None:
