@@ -13,7 +13,7 @@ from typing import Any
 from langchain_core.tools import BaseTool, StructuredTool
 
 from descant.agents.tools.languages import first_language
-from descant.agents.tools.text import fold
+from descant.agents.tools.text import fold, words
 from descant.runtime.errors import DescantError
 
 # Smaller places are left out: their names are too often also words or other people's names.
@@ -82,10 +82,10 @@ class Geonames:
 
     def known_in(self, text: str) -> list[str]:
         """The countries that `text` names, as the data spells them, in the order of their first mention."""
-        rest = f" {' '.join(_words(text))} "
+        rest = f" {' '.join(words(text))} "
         found = []
         for key in sorted(self._countries, key=len, reverse=True):  # Guinea-Bissau before Guinea
-            name = f" {' '.join(_words(key))} "
+            name = f" {' '.join(words(key))} "
             if name in rest:
                 found.append((rest.index(name), self._countries[key]["name"]))
                 rest = rest.replace(name, " " + "_" * (len(name) - 2) + " ")
@@ -114,7 +114,3 @@ class Geonames:
         country = self.countries[city["countrycode"]]["name"]
         text = f"{city['name']} is a city in {country}; its population is {city['population']:,}."
         return Fact(city["name"], text, (country,))
-
-
-def _words(text: str) -> list[str]:
-    return "".join(c if c.isalnum() else " " for c in fold(text)).split()
