@@ -1,8 +1,8 @@
 """Write the training data: `python -m descant.workflows.geography.data FOLDER` makes train.jsonl and dev.jsonl.
 
 One JSON object a line, {"opening": [messages], "spans": [{"role": "plan" | "act" | "reflect" | null, "text": …}, …]}:
-the opening is what the chat template renders, each span is tokenized by itself and appended, and the loss of a role goes
-on its spans. The same seed gives the same bytes.
+the opening is what the chat template renders, each span is tokenized by itself and appended, and the loss of a role
+goes on its spans. The same seed gives the same bytes.
 """
 
 from __future__ import annotations

@@ -29,8 +29,10 @@ def geography(
         examples: finished transcripts, for the base model.
         steps: rounds at most.
     """
-    agents = [Agent(role, adapters[role], sampling=GREEDY) for role in ROLES["plan-act-reflect"]]
-    return plan_act_reflect(*agents, tools(geonames), steps=steps, limits=limits, examples=examples, system=SYSTEM)
+    plan, act, reflect = (Agent(role, adapters[role], sampling=GREEDY) for role in ROLES["plan-act-reflect"])
+    return plan_act_reflect(
+        plan, act, reflect, tools(geonames), steps=steps, limits=limits, examples=examples, system=SYSTEM
+    )
 
 
 def tools(geonames: Geonames) -> list[Tool]:

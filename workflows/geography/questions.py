@@ -227,7 +227,8 @@ class Names:
 
     def __init__(self, geonames: Geonames, splits: Sequence[str]) -> None:
         codes = {code for split in splits for code in SPLITS[split]}
-        held, elsewhere = set(), set()
+        held: set[tuple[str, ...]] = set()
+        elsewhere: set[tuple[str, ...]] = set()
         for name, continent in _named(geonames):
             (held if continent in codes else elsewhere).add(tuple(words(name)))
         self._names = held - elsewhere
