@@ -39,6 +39,30 @@ MAX_SHARE = 0.15
 
 Country = dict[str, Any]
 
+# Of the test split, for the demo: family, attribute and places; what is asked and answered comes from the data.
+TWENTY = (
+    ("city", "capital", ("Guayaquil",)),
+    ("pair", "capital", ("Peru", "Uruguay")),
+    ("cities", POPULATION, ("Cochabamba", "Rancagua")),
+    ("countries", POPULATION, ("Chile", "Ecuador")),
+    ("sum", POPULATION, ("Paraguay", "Belize")),
+    ("border", "capital", ("Haiti",)),
+    ("city", "currency", ("Cusco",)),
+    ("pair", "currency", ("Guatemala", "Brazil")),
+    ("cities", POPULATION, ("Maracaibo", "Medell\u00edn")),
+    ("countries", POPULATION, ("Jamaica", "Costa Rica")),
+    ("sum", POPULATION, ("Honduras", "Nicaragua")),
+    ("border", "language", ("Canada",)),
+    ("city", "language", ("Fortaleza",)),
+    ("pair", "capital", ("Panama", "Suriname")),
+    ("countries", POPULATION, ("Bolivia", "Cuba")),
+    ("sum", POPULATION, ("Colombia", "Argentina")),
+    ("city", "continent", ("Calgary",)),
+    ("pair", "currency", ("Haiti", "Paraguay")),
+    ("border", "currency", ("Cuba",)),
+    ("sum", POPULATION, ("Grenada", "Aruba")),
+)
+
 
 @dataclass(frozen=True)
 class Question:
@@ -124,6 +148,10 @@ class Atlas:
     @cached_property
     def _by_name(self) -> dict[str, Country]:
         return {country["name"]: country for country in self.geonames.countries.values()}
+
+    def twenty(self) -> list[Question]:
+        """The demo's held-out questions."""
+        return [self.make(family, attribute, places) for family, attribute, places in TWENTY]
 
     def families(self, split: str) -> list[str]:
         """Those that the split has places for: in Oceania nobody has just one neighbour."""
