@@ -14,6 +14,7 @@ import typer
 from descant._version import __version__
 from descant.runtime import cli_graphs, cli_train
 from descant.runtime.console import command, err, out
+from descant.runtime.errors import DescantError
 from descant.runtime.serve import HELP, added_options, serve_arguments
 from descant.runtime.sglang_command import SGLANG_SERVE
 
@@ -109,13 +110,23 @@ def demo(
         ),
     ] = None,
     question: Annotated[str | None, typer.Option(help="What to ask.", show_default=False)] = None,
-    rounds: Annotated[int, typer.Option(help="Thoughts and actions at most; the last is the answer.", min=1)] = 3,
+    rounds: Annotated[
+        int | None, typer.Option(help="Thoughts and actions at most; with stand-ins the last is the answer.", min=1)
+    ] = None,
+    questions: Annotated[
+        bool, typer.Option("--questions", help="Ask twenty held-out questions, and show which answers are right.")
+    ] = False,
     replay: Annotated[bool, typer.Option(help="Replay the trajectory under nonshared, to compare.")] = True,
 ) -> None:
     """Watch three agents answer a question on one KV cache, and see what sharing it saves."""
-    from descant.workflows.demo import QUESTION, run
+    from descant.workflows.demo import QUESTION, run, run_questions
 
-    run(out, model, question or QUESTION, rounds, replay)
+    if not questions:
+        run(out, model, question or QUESTION, rounds, replay)
+    elif question is None:
+        run_questions(out, model, rounds)
+    else:
+        raise DescantError("The twenty questions are fixed: give --questions or --question, not both.")
 
 
 if __name__ == "__main__":

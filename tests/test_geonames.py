@@ -49,10 +49,20 @@ def test_nonsense_is_answered_too(lookup: Geonames, nonsense: str) -> None:
 
 
 def test_every_country_has_a_fact(lookup: Geonames) -> None:
-    for country in list(lookup._countries.values()):
+    for country in list(lookup.countries.values()):
         assert lookup(country["name"]).entity == country["name"]
 
 
 def test_countries_in_a_question(lookup: Geonames) -> None:
     assert lookup.known_in("Does guinea-bissau border Senegal, or Niger?") == ["Guinea-Bissau", "Senegal", "Niger"]
     assert lookup.known_in("What is Nigerian food?") == []
+
+
+def test_the_first_language_has_a_name(lookup: Geonames) -> None:
+    assert "its first language is Spanish;" in lookup("Peru").text
+    unnamed = [
+        c["name"]
+        for c in lookup.countries.values()
+        if c["languages"] and "first language" not in lookup._country(c).text
+    ]
+    assert unnamed == ["Serbia and Montenegro"]  # which is no more

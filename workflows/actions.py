@@ -132,9 +132,18 @@ def instructions(lines: str, actions: Actions, examples: str) -> str:
         lines: which lines the agents write.
         examples: finished transcripts, for models that were not trained on such lines.
     """
-    shown = f"\n\nHere is an example.\n{examples.strip()}" if examples else ""
+    return with_examples(described(lines, actions), examples)
+
+
+def described(lines: str, actions: Actions) -> str:
+    """The lines that the agents write, and what they may do."""
     work = f"Answer the question with facts from tools. Work in lines:\n{lines}"
-    return f"{work}\nActions are:\n{actions.described()}{shown}"
+    return f"{work}\nActions are:\n{actions.described()}"
+
+
+def with_examples(system: str, examples: str) -> str:
+    """`system`, and finished transcripts behind it if there are any."""
+    return f"{system}\n\nHere is an example.\n{examples.strip()}" if examples else system
 
 
 def asked(system: str) -> Callable[[Mapping[str, Any]], list[dict[str, str]]]:

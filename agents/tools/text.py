@@ -22,6 +22,11 @@ def fold(text: str) -> str:
     return " ".join("".join(c for c in letters if not unicodedata.combining(c)).casefold().split())
 
 
+def words(text: str) -> list[str]:
+    """The words of `text`, folded, without punctuation."""
+    return "".join(c if c.isalnum() else " " for c in fold(text)).split()
+
+
 def sentences(text: str) -> list[str]:
     """The sentences of `text`, by its end marks and line breaks: a rule of thumb, without a model.
 
