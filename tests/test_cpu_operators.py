@@ -9,6 +9,7 @@ import math
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -253,6 +254,25 @@ def test_a_compiler_that_fails_leaves_nothing_behind(tmp_path) -> None:
     assert process.stdout.strip() == "False", process.stderr
     assert "no room on device" in process.stderr
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.skipif(
+    "avx512_bf16" not in Path("/proc/cpuinfo").read_text().split(),
+    reason="every test here has just run without the instruction",
+)
+def test_all_of_it_without_the_processors_own_product_of_bfloat16(tmp_path) -> None:
+    """What most machines run."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\nexec g++ "$@" -mno-avx512bf16\n')
+    compiler.chmod(0o755)
+    child = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "not all_of_it"],
+        env={**os.environ, "CXX": str(compiler), "DESCANT_CACHE": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert child.returncode == 0, child.stdout
 
 
 def test_the_environment_chooses_plain_operators_and_knows_no_others() -> None:

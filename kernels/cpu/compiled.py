@@ -34,8 +34,9 @@ def build() -> str | None:
     try:
         torch.ops.load_library(str(_library()))
     except (OSError, subprocess.SubprocessError) as error:
-        said = error.stderr.strip().splitlines()[:1] if isinstance(error, subprocess.CalledProcessError) else [error]
-        reason = str(said[0]) if said else "the compiler failed"
+        said = error.stderr.strip().splitlines() if isinstance(error, subprocess.CalledProcessError) else [str(error)]
+        errors = [line for line in said if "error" in line] or said  # before them: where it was included from
+        reason = errors[0] if errors else "the compiler failed"
         logger.warning(
             f"descant's CPU operators could not be compiled ({reason}), and plain torch, several times slower, takes "
             f"their place; install a C++ compiler (g++ 12 or later)."
