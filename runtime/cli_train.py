@@ -70,6 +70,7 @@ def train(
 ) -> None:
     """Train a role's LoRA adapter, for agents on one KV cache or the conventional way."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # every checkpoint is a local folder
+    from descant.agents.training.saving import checkpoints
     from descant.agents.training.train import Recipe
     from descant.agents.training.train import train as run
     from descant.runtime.checkpoint import demo_checkpoint
@@ -103,7 +104,9 @@ def train(
     try:
         trained = run(recipe, output, err, resume=resume, note=note, emit=_print if as_json else None)
     except (KeyboardInterrupt, SystemExit):
-        note("The run goes on from its last checkpoint with the same command and --resume.")
+        saved = checkpoints(output / "checkpoints")
+        begun = f"To go on from {saved[-1].name}: the same command with --resume." if saved else "Nothing is saved yet."
+        note(begun)
         raise
     if as_json:
         _print({**asdict(trained), "adapter": str(trained.adapter)})

@@ -19,11 +19,13 @@ from commands import DESCANT, descant, environment, refused
 from peft import PeftModel
 from training import furthest, load, log, recipe, run, weights, write_trajectories
 from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
 
 from descant.agents.adapter import inspect_adapter
 from descant.agents.training import train as training_module
 from descant.agents.training.icarus import logits, pack
 from descant.agents.training.saving import checkpoints
+from descant.runtime.cli import app
 from descant.runtime.errors import DescantError
 
 SAME = 1e-6  # |difference of weights| in float32 that counts as none
@@ -69,6 +71,16 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
     assert again == pytest.approx(losses)
     assert len(losses) == 8 + 3
     assert not (resumed.adapter / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(("at", "said"), [(2, "Nothing is saved yet."), (4, "To go on from checkpoint-2: ")])
+def test_ctrl_c_says_what_is_saved(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, said: str
+) -> None:
+    interrupt(monkeypatch, at)
+    result = CliRunner().invoke(app, [*map(str, arguments(model, data, tmp_path / "out"))])
+    assert result.exit_code == 130, result.output
+    assert said in result.stderr
 
 
 def test_a_run_that_ended_before_its_adapter_was_out_goes_on(
