@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from functools import cache
 
@@ -15,6 +16,7 @@ from deployments import DEPLOYMENTS, MODELS
 from reference import Reference
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # every checkpoint is a local folder
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with Ctrl-C ignored
 transformers.utils.logging.disable_progress_bar()
 torch.set_num_threads(1)
 

@@ -21,7 +21,7 @@ PLANNER = Agent("planner", "plan", "\nThought:", GREEDY)
 ACTOR = Agent("actor", "act", "\nAction:", GREEDY)
 QUESTION = {"question": "which city is larger, Porto or Lisbon?"}
 ROUNDS = 3
-FOREVER = 900  # tokens: many seconds
+FOREVER = 7000  # tokens, for the roomy deployment: seconds on any machine
 
 
 class State(TypedDict):

@@ -52,7 +52,7 @@ def slow(s: Any, round: int = 0) -> dict[str, Any]:
     return {"round": round + 1}
 
 
-@on("llama")
+@on("roomy")
 @pytest.mark.parametrize("way", ["invoke", "ainvoke"])
 def test_seconds_end_a_turn_that_runs(server: Server, way: str) -> None:
     app = loop(Limits(seconds=1.5), think=slow, again=forever).compile(server.url)
@@ -65,7 +65,7 @@ def test_seconds_end_a_turn_that_runs(server: Server, way: str) -> None:
     server.flush()  # nothing runs any more
 
 
-@on("llama")
+@on("roomy")
 def test_seconds_end_a_turn_in_a_fork_too(server: Server) -> None:
     def fork(s: Any) -> None:
         forks = s.fork(2)

@@ -17,7 +17,7 @@ import engine
 import pytest
 import sglang as sgl
 import tiny
-from deployments import on
+from deployments import DEPLOYMENTS, on
 from engine import Server, aborting, idle
 from graphs import FOREVER, QUESTION, do, loop, thread
 from test_session_outage import _server
@@ -37,7 +37,7 @@ def long_in_forks(s: Any, question: str) -> None:
     inner.text()
 
 
-@on("llama")
+@on("roomy")
 @pytest.mark.parametrize(("think", "requests"), [(long, 1), (long_in_forks, 2)])
 def test_cancelling_an_async_run_aborts_what_it_asked_for(
     server: Server, tmp_path: Path, think: Any, requests: int
@@ -69,7 +69,7 @@ def test_cancelling_an_async_run_aborts_what_it_asked_for(
     assert threading.active_count() <= threads + 2  # steps' threads wait for the next step
 
 
-@on("llama")
+@on("roomy")
 def test_cancelled_before_it_generates(server: Server) -> None:
     """The turn that begins after the cancellation is ended, too."""
     begun, go_on = threading.Event(), threading.Event()
@@ -92,7 +92,7 @@ def test_cancelled_before_it_generates(server: Server) -> None:
     asyncio.run(run())
 
 
-@on("llama")
+@on("roomy")
 def test_leaving_an_async_stream_early_ends_the_run(server: Server) -> None:
     app = loop(think=long).compile(server.url)
 
@@ -126,8 +126,8 @@ def test_ctrl_c_in_a_sync_run_ends_the_turn_and_goes_on_as_ctrl_c(server: Server
 def test_a_run_goes_on_when_its_server_is_back(
     checkpoint: Callable[[str], tiny.Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = checkpoint("llama")
-    first = _server(made, tmp_path / "first.log")
+    made, room = checkpoint("roomy"), DEPLOYMENTS["roomy"]
+    first = _server(made, tmp_path / "first.log", **room)
     kill = threading.Event()
 
     def dying(s: Any, thought: str, round: int) -> Any:
@@ -155,7 +155,7 @@ def test_a_run_goes_on_when_its_server_is_back(
     with ThreadPoolExecutor() as threads:
         waiting = threads.submit(again.invoke, None, thread("t"))
         monkeypatch.setattr(engine, "free_port", lambda: port)
-        second = _server(made, tmp_path / "second.log")
+        second = _server(made, tmp_path / "second.log", **room)
         try:
             state = waiting.result(60)
             assert state["ids"] == expected["ids"]
