@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import graphs
 import pytest
@@ -16,9 +18,11 @@ from deployments import on
 from engine import Server, together
 from graphs import QUESTION, ROUNDS, loop, thread
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, StateGraph
 
 from descant.runtime.errors import DescantError
 from descant.workflows.checkpoints import SqliteCheckpoints
+from descant.workflows.run import _stream
 
 ALL = ["opening", *["think", "do"] * ROUNDS]
 
@@ -53,6 +57,64 @@ def test_a_killed_process_is_gone_on_from(server: Server, tmp_path: Path, nodes:
     assert state["ids"] == expected["ids"]
     assert (state["notes"], state["action"]) == (expected["notes"], expected["action"])
     assert state["steps"][: len(had)] == stood.values["steps"]
+
+
+class Steps(TypedDict):
+    steps: Annotated[list[str], operator.add]
+
+
+class Stuck(SqliteCheckpoints):
+    """Never writes the checkpoint behind the node `first`."""
+
+    reached = asyncio.Event()
+
+    async def aput(self, config: Any, checkpoint: Any, *rest: Any) -> Any:
+        if checkpoint["channel_values"].get("steps") == ["first"]:
+            self.reached.set()
+            await asyncio.Event().wait()
+        return await super().aput(config, checkpoint, *rest)
+
+
+def test_a_run_that_is_cut_off_while_a_checkpoint_is_written_goes_on(tmp_path: Path) -> None:
+    graph = StateGraph(Steps)
+    graph.add_node("first", lambda _: {"steps": ["first"]})
+    graph.add_node("last", lambda _: {"steps": ["last"]})
+    graph.add_edge(START, "first").add_conditional_edges("first", lambda _: "last", ["last"])
+    file = tmp_path / "runs.sqlite"
+
+    async def cut_off() -> None:
+        saver = Stuck(file)
+        running = asyncio.create_task(_stream(graph.compile(checkpointer=saver), {"steps": []}, thread("t"), print))
+        await saver.reached.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(cut_off())
+    app = graph.compile(checkpointer=SqliteCheckpoints(file))
+    for _ in range(2):  # then over: the same again
+        assert asyncio.run(_stream(app, None, thread("t"), print))["steps"] == ["first", "last"]
+
+
+@pytest.mark.parametrize("delay", range(40))
+def test_a_run_that_is_cut_off_anywhere_goes_on(tmp_path: Path, delay: int) -> None:
+    graph = StateGraph(Steps)
+    for name, after in (("first", "second"), ("second", "last")):
+        graph.add_node(name, lambda _, name=name: {"steps": [name]})
+        graph.add_conditional_edges(name, lambda _, after=after: after, [after])
+    graph.add_node("last", lambda _: {"steps": ["last"]}).add_edge(START, "first")
+    app = graph.compile(checkpointer=SqliteCheckpoints(tmp_path / "runs.sqlite"))
+
+    async def cut_off() -> None:
+        running = asyncio.create_task(_stream(app, {"steps": []}, thread("t"), print))
+        await asyncio.sleep(0.0003 * delay)
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+    asyncio.run(cut_off())
+    if app.get_state(thread("t")).values:  # else it was cut off before it began
+        assert asyncio.run(_stream(app, None, thread("t"), print))["steps"] == ["first", "second", "last"]
 
 
 @on("llama")

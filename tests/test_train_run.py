@@ -310,6 +310,7 @@ def test_what_cannot_be_trained_is_one_sentence(
     model: Path, data: Path, tmp_path: Path, words: str, sentence: str
 ) -> None:
     assert sentence in refused(*arguments(model, data, tmp_path / "out", *words.split()))
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_in_use_is_not_written_over(model: Path, data: Path, adapter: Path, tmp_path: Path) -> None:

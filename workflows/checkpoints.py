@@ -10,6 +10,7 @@ from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata, CheckpointTuple
+from langgraph.checkpoint.serde.types import ERROR
 from langgraph.checkpoint.sqlite import SqliteSaver
 
 from descant.runtime.errors import DescantError
@@ -30,6 +31,17 @@ class SqliteCheckpoints(SqliteSaver):
             self.setup()
         except sqlite3.Error as error:
             raise DescantError(f"The checkpoints {path} cannot be used ({error}): name another file.") from error
+
+    def put_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """Of a task that failed or was cancelled, keep that alone.
+
+        LangGraph hands over what a cancelled task had written so far as well. Cut off between a node and its
+        conditional edge, that is a state that leads nowhere, and a resumption would take it for the end of the run.
+        """
+        failed = [write for write in writes if write[0] == ERROR]
+        super().put_writes(config, failed or writes, task_id, task_path)
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         return await asyncio.to_thread(self.get_tuple, config)

@@ -227,7 +227,8 @@ async def _stream(
     """The last state. Ctrl-C cancels this task, which ends the turn that is running on the server too."""
     snapshot = await app.aget_state(config)
     state: Mapping[str, Any] = snapshot.values
-    if given is None and not snapshot.next:
+    # Not `snapshot.next`: cut off while a checkpoint was written, a run has tasks that are done, and more after them.
+    if given is None and not snapshot.tasks:
         return state
     event: Any
     async for mode, event in app.astream(given, config, stream_mode=["custom", "values"], durability="sync"):

@@ -46,8 +46,8 @@ class Transcript:
 
     def _result(self, event: Mapping[str, Any]) -> None:
         rows = {"Answer": event["answer"] or "none"}
-        if event["answer"] is None:  # a graph of the user's may give another name to what comes of it
-            rows.update({key: value for key, value in event["state"].items() if key not in ("answer", "question")})
+        if "answer" not in event["state"]:  # a graph of the user's may give another name to what comes of it
+            rows.update({key: value for key, value in event["state"].items() if key != "question"})
         rows |= {"Ended": event["ended"] or "the graph was through", "Totals": line(event)}
         self._print(rows)
 

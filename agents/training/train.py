@@ -205,12 +205,15 @@ def train(
     """
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    saved = _prepare(recipe, output, resume)
+    recorded = _recorded(recipe)
+    saved = _checkpoint(recorded, output, resume)
     tokenizer, context = _tokenizer(recipe.model)
     samples, held_out = _samples(recipe, tokenizer, min(recipe.max_length or context, context), note)
     set_seed(recipe.seed)
+    model = _model(recipe, max(len(sample.ids) for sample in (*samples, *held_out)))
+    if saved is None:  # here, so that a refusal leaves nothing
+        _begin(recorded, output)
     with Report(output / "log.jsonl", console, emit) as report:
-        model = _model(recipe, max(len(sample.ids) for sample in (*samples, *held_out)))
         trainer = PackedTrainer(
             model=model,
             args=_arguments(recipe, output / "checkpoints"),
@@ -260,28 +263,33 @@ def _is_over(state: TrainerState) -> bool:
     return bool(state.stateful_callbacks["TrainerControl"]["args"]["should_training_stop"])
 
 
-def _prepare(recipe: Recipe, output: Path, resume: bool) -> Path | None:
-    """Make `output`, or find in it the checkpoint to go on from."""
+def _checkpoint(recorded: Mapping[str, Any], output: Path, resume: bool) -> Path | None:
+    """The checkpoint in `output` to go on from; None to begin there."""
     if (output / CONFIG).exists():
         raise DescantError(f"{output} holds an adapter already: give another --output, or remove it.")
-    wanted = _recorded(recipe)
     saved = checkpoints(output / "checkpoints")
+    if not resume:
+        if saved:
+            raise DescantError(f"{output} holds {saved[-1].name} of a run: go on with --resume, or remove it.")
+        return None
+    if not saved:
+        raise DescantError(f"{output} holds no checkpoint to go on from: begin without --resume.")
     try:
-        if not resume:
-            if saved:
-                raise DescantError(f"{output} holds {saved[-1].name} of a run: go on with --resume, or remove it.")
-            output.mkdir(parents=True, exist_ok=True)
-            (output / RECIPE).write_text(json.dumps(wanted, indent=1))
-            return None
-        if not saved:
-            raise DescantError(f"{output} holds no checkpoint to go on from: begin without --resume.")
         begun = json.loads((output / RECIPE).read_text())
     except OSError as error:
         raise DescantError(f"{output} cannot be used ({error.strerror}): give another --output.") from error
-    if other := [name for name, value in wanted.items() if begun.get(name) != value]:
+    if other := [name for name, value in recorded.items() if begun.get(name) != value]:
         names = ", ".join("--" + name.replace("_", "-") for name in other)
         raise DescantError(f"The run in {output} was begun with another {names}: resume it as it was begun.")
     return saved[-1]
+
+
+def _begin(recorded: Mapping[str, Any], output: Path) -> None:
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        (output / RECIPE).write_text(json.dumps(recorded, indent=1))
+    except OSError as error:
+        raise DescantError(f"{output} cannot be used ({error.strerror}): give another --output.") from error
 
 
 def _recorded(recipe: Recipe) -> dict[str, Any]:
