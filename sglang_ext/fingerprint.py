@@ -17,6 +17,8 @@ from pathlib import Path
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
+from descant.sglang_ext.schemes.adapter_files import read_header
+
 SAMPLE_BYTES = 64
 # Configuration that shapes do not tell.
 ARITHMETIC = (
@@ -63,10 +65,7 @@ def fingerprint(model: Path) -> str | None:
 def _tensors(shard: Path) -> Iterator[tuple[str, str, bytes]]:
     """Name, dtype with shape, and bytes from the middle of each tensor in the file."""
     with shard.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        header = json.loads(stream.read(length))
-        header.pop("__metadata__", None)
-        for name, entry in header.items():
-            begin, end = entry["data_offsets"]
-            stream.seek(8 + length + (begin + end) // 2)
-            yield name, f"{entry['dtype']} {entry['shape']}", stream.read(min(SAMPLE_BYTES, (end - begin) // 2))
+        for name, tensor in read_header(shard).items():
+            stream.seek((tensor.begin + tensor.end) // 2)
+            size = min(SAMPLE_BYTES, (tensor.end - tensor.begin) // 2)
+            yield name, f"{tensor.dtype} {list(tensor.shape)}", stream.read(size)

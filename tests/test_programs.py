@@ -16,6 +16,7 @@ import sglang as sgl
 import tiny
 from deployments import on
 from engine import Server
+from graphs import FOREVER
 from sglang.lang.ir import SglFunction
 
 from descant.runtime.programs import ProgramError, run_program
@@ -25,7 +26,6 @@ from descant.runtime.session import RequestError, Session, TurnCancelled, TurnTi
 GREEDY = {"temperature": 0}
 WORDS = r"[A-Za-z ,.]+"
 PROMPT = "Question: which city is larger, Porto or Lisbon?"
-FOREVER = 7000  # tokens, for the roomy deployment: seconds on any machine
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import tiny
 import torch
 from deployments import on
 from engine import Server, aborting, idle, together
+from graphs import FOREVER
 from reference import Reference
 
 from descant.runtime.protocol import detokenize, detokenize_each
@@ -29,7 +30,6 @@ from descant.runtime.session import (
 )
 
 LONG = {"ignore_eos": True, "temperature": 0}
-FOREVER = 7000  # tokens, for the roomy deployment: seconds on any machine
 EOS_ID = 1
 WORDS = r"[A-Za-z ,.]+"
 PROMPT = "Question: which city is larger, Porto or Lisbon?"
