@@ -111,7 +111,7 @@ def test_trajectories_in_which_the_role_is_silent_are_left_out(read: Read) -> No
     [
         ([], "is empty: give at least one sample"),
         (["", "  "], "is empty"),
-        ([TRAJECTORY, "{"], "line 2 is not valid JSON"),
+        ([TRAJECTORY, "{"], r"line 2 is not valid JSON \(Expecting property name[^:]*\): write one"),
         (["[]"], "line 1 is no sample"),
         ([{"text": "x"}], "line 1 is no sample: it needs messages, or opening and a list of spans"),
         ([{"opening": "x", "spans": ["y"]}], "line 1, span 1 is no span"),

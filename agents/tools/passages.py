@@ -130,7 +130,8 @@ def _read(path: Path) -> Iterator[tuple[int, Page]]:
             except UnicodeError as error:
                 raise DescantError(f"{path}, line {number} is not UTF-8: save the file as UTF-8.") from error
             except (ValueError, RecursionError) as error:
-                raise DescantError(f"{path}, line {number} is not JSON ({error}): write one object a line.") from error
+                reason = getattr(error, "msg", error)  # without json's own line number, which is always 1
+                raise DescantError(f"{path}, line {number} is not JSON ({reason}): write one object a line.") from error
             except (KeyError, TypeError) as error:
                 raise DescantError(
                     f"{path}, line {number} is no passage: it needs the strings title, not empty, and text."

@@ -95,8 +95,9 @@ def _lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                     continue
                 try:
                     line = json.loads(text)
-                except ValueError as error:
-                    raise DescantError(f"{place} is not valid JSON ({error}): write one object a line.") from error
+                except (ValueError, RecursionError) as error:
+                    reason = getattr(error, "msg", error)  # without json's own line number, which is always 1
+                    raise DescantError(f"{place} is not valid JSON ({reason}): write one object a line.") from error
                 if not isinstance(line, dict):
                     raise DescantError(f"{place} is no sample: write an object with messages, or opening and spans.")
                 yield place, line
