@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -181,7 +182,7 @@ def test_a_rate_changes_the_arrivals_alone_and_a_seed_all_that_is_drawn() -> Non
 
 def test_arrivals_are_a_poisson_process() -> None:
     times = traces.arrivals(4001, 2.0, 0)
-    gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
+    gaps = [after - before for before, after in pairwise(times)]
     assert times[0] == 0
     assert statistics.fmean(gaps) == pytest.approx(0.5, rel=0.05)
     assert statistics.stdev(gaps) == pytest.approx(0.5, rel=0.05)
