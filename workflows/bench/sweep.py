@@ -102,12 +102,13 @@ def others_server(url: str, adapters: Sequence[str]) -> Running:
         info = client.server_info()
         model = Path(client.call(model_info())["model_path"])
     scheme = info.get("kv_sharing", "nonshared")  # SGLang without this plugin
+    running = int(info["internal_states"][0]["effective_max_running_requests_per_dp"])
 
     @contextmanager
     def deploy(scheme: str, agents: int) -> Iterator[Target]:
         yield Target(url, adapters, None, bool(info.get("enable_metrics")))
 
-    return Running(scheme, model, int(info["max_total_num_tokens"]), int(info["max_running_requests"]), deploy)
+    return Running(scheme, model, int(info["max_total_num_tokens"]), running, deploy)
 
 
 def sweep(
@@ -184,19 +185,20 @@ async def _load(
         send = sender(client, target.adapters)
         for agent in range(key.agents):  # each adapter is read into its place before time counts
             await send(agent, vocabulary.draw(4, "warm-up"), 2)
-        await _flush(client)
+        await _flush(client, target)
         async with watching(client, target.pid, target.metrics) as watched:
             rows = await run_load(schedule, send, vocabulary, recipe.seed + key.repeat, on_end)
         return rows, watched
 
 
-async def _flush(client: AsyncClient) -> None:
+async def _flush(client: AsyncClient, target: Target) -> None:
     """Empty the cache; the scheduler refuses for a moment after each answer."""
     deadline = time.monotonic() + FLUSH_S
     while True:
         try:
             return await client.call(FLUSH)
         except DescantError:
+            target.check()
             if time.monotonic() > deadline:
                 raise
             await asyncio.sleep(0.05)
