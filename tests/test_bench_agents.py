@@ -263,9 +263,9 @@ def test_the_pool_is_a_multiple_of_one_workflow_under_every_scheme() -> None:
 
 def test_measures_by_hand() -> None:
     rows = [
-        Row(0, 0, 0, due=0.0, sent=0.0, first=1.0, end=2.0, prompt=10, cached=0, cross_agent=0, output=5),
-        Row(0, 1, 1, due=2.0, sent=2.5, first=4.0, end=6.0, prompt=20, cached=15, cross_agent=15, output=5),
-        Row(1, 0, 0, due=4.0, sent=4.0, first=7.0, end=8.0, prompt=10, cached=5, cross_agent=0, output=10),
+        Row(0, 0, 0, due=0.0, sent=0.0, first=1.0, end=2.0, prompt=10, cached=0, cross_agent=0, output=5, queued=0.25),
+        Row(0, 1, 1, due=2.0, sent=2.5, first=4.0, end=6.0, prompt=20, cached=15, cross_agent=15, output=5, queued=0.0),
+        Row(1, 0, 0, due=4.0, sent=4.0, first=7.0, end=8.0, prompt=10, cached=5, cross_agent=0, output=10, queued=0.5),
     ]
     watched = Watched([Sample(1, 10, 0), Sample(3, 20, 40), Sample(5, 30, 0)], evicted=7, retracted=1, rss=99)
     found = measures(rows, watched)
@@ -286,6 +286,9 @@ def test_measures_by_hand() -> None:
         "cached_share": 0.5,
         "cross_agent_share": 15 / 40,
         "late_max": 0.5,
+        "queue_mean": 0.25,
+        "prefill_mean": 1.75,
+        "decode_mean": 4 / 3,
         "kv_held_peak": 60,
         "kv_held_mean": 100 / 3,
         "kv_running_peak": 30,
@@ -476,6 +479,7 @@ def test_a_running_server_is_loaded_by_the_schedule(server: Server, tmp_path: Pa
         assert [row.cached for row in rows] == [0, 43, 62, 63]
         assert rows[1].cross_agent == 43
         assert all(row.due <= row.sent < row.first <= row.end for row in rows)
+        assert all(row.queued is not None and 0 <= row.queued < row.first - row.sent for row in rows)
     assert one.measures["cross_agent_share"] > 0  # type: ignore[operator]
     assert one.measures["kv_held_peak"] >= 76  # type: ignore[operator]
     assert (one.watched.evicted, one.watched.retracted, one.watched.rss) == (0, 0, None)

@@ -20,13 +20,18 @@ from descant.workflows.bench.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class Reply:
-    """What came of one request. ttft: seconds from sending it to its first token."""
+    """What came of one request.
+
+    ttft: seconds from sending it to its first token. queued: of these, those in which it waited for the scheduler; None
+    if the server has no --enable-metrics.
+    """
 
     output_ids: Sequence[int]
     ttft: float
     prompt_tokens: int
     cached: int
     cross_agent: int
+    queued: float | None = None
 
 
 Sender = Callable[[int, Sequence[int], int], Awaitable[Reply]]  # agent, prompt, tokens to generate
@@ -39,7 +44,7 @@ class Row:
     due: when it could begin: its workflow's arrival, or the end of the turn before. sent: when it was sent, later only
     by what this process was late. first, end: first and last token.
     prompt: tokens of the prompt. cached: those of them read from the cache. cross_agent: those of these that another
-    agent had written. output: tokens generated.
+    agent had written. output: tokens generated. queued: as in Reply.
     """
 
     workflow: int
@@ -53,6 +58,7 @@ class Row:
     cached: int
     cross_agent: int
     output: int
+    queued: float | None = None
 
 
 async def run_load(
@@ -86,7 +92,7 @@ async def run_load(
             reply = await send(turn.agent, ids, turn.decode)
             end = loop.time() - begin
             _check(workflow, number, turn, ids, reply)
-            counts = (reply.prompt_tokens, reply.cached, reply.cross_agent, len(reply.output_ids))
+            counts = (reply.prompt_tokens, reply.cached, reply.cross_agent, len(reply.output_ids), reply.queued)
             rows.append(Row(workflow.number, number, turn.agent, due, sent, sent + reply.ttft, end, *counts))
             due, ids = end, [*ids, *reply.output_ids]
         on_end()
@@ -119,6 +125,7 @@ def sender(client: AsyncClient, adapters: Sequence[str]) -> Sender:
             async for _ in pieces:
                 pass
         turn = answer.turn()
-        return Reply(turn.output_ids, turn.ttft, turn.prompt_tokens, turn.cached_tokens, turn.cross_agent)
+        counts = (turn.prompt_tokens, turn.cached_tokens, turn.cross_agent, turn.meta_info.get("queue_time"))
+        return Reply(turn.output_ids, turn.ttft, *counts)
 
     return send

@@ -50,7 +50,13 @@ def measures(rows: Sequence[Row], watched: Watched) -> dict[str, float | None]:
     ):
         result |= {f"{name}_p{p}": percentile(values, p) for p in PERCENTILES}
     samples = watched.samples
+    waits = [row.queued for row in rows if row.queued is not None]
+    queued = statistics.fmean(waits) if len(waits) == len(rows) else None
+    first = statistics.fmean(row.first - row.due for row in rows)
     return result | {
+        "queue_mean": queued,
+        "prefill_mean": None if queued is None else first - queued,
+        "decode_mean": statistics.fmean(row.end - row.first for row in rows),
         "workflows_per_s": len(latencies) / span,
         "output_per_s": output / span,
         "prompt_per_s": prompt / span,
