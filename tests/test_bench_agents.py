@@ -29,6 +29,7 @@ from descant.workflows.bench import traces
 from descant.workflows.bench.cells import Book, Cell, Key, read
 from descant.workflows.bench.load import Reply, Row, run_load
 from descant.workflows.bench.measures import Spread, by_turn, held_by_trajectory, measures, percentile, spreads
+from descant.workflows.bench.plots import plot
 from descant.workflows.bench.recipe import Recipe
 from descant.workflows.bench.report import render
 from descant.workflows.bench.schedule import Turn, Workflow
@@ -456,6 +457,20 @@ def test_the_report_compares_where_nonshared_peaks(tmp_path: Path) -> None:
     assert "| 2 | icarus | 1 | 3 | 1.33 (1…2) | 6.67 (5…10) |" in text
     assert "- 2 agents, nonshared, 4/s, repeat 0: The server has ended; its log ends with:" in text
     assert "Killed" not in text
+
+
+def test_the_plots_have_a_panel_for_each_number_of_agents(tmp_path: Path) -> None:
+    """Also where a scheme lacks a rate, and a cell its samples."""
+    book = Book(tmp_path / "bench.jsonl", HEAD, STARTED)
+    for agents in (2, 4):
+        for rate in (1.0, 2.0):
+            book.add(cell("icarus", rate, agents=agents))
+    book.add(cell("nonshared", agents=2))
+    book.add(replace(cell("nonshared", 4.0, agents=4), watched=Watched()))
+    drawn = plot(read(book.path), tmp_path / "plots")
+    assert [path.name for path in drawn] == ["load.png", "trajectory.png", "agents.png"]
+    width, height = (int.from_bytes(drawn[0].read_bytes()[at : at + 4], "big") for at in (16, 20))
+    assert width > height  # two panels beside each other
 
 
 # The real engine
