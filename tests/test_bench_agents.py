@@ -511,15 +511,12 @@ def test_a_running_server_is_loaded_by_the_schedule(server: Server, tmp_path: Pa
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in folder.glob("*.png"))
 
 
-def test_a_server_that_dies_is_reported_as_that(
-    checkpoint: Callable[[str], tiny.Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DESCANT_CACHE", str(tmp_path / "cache"))
-    model = checkpoint("llama").model
+def test_a_server_that_dies_is_reported_as_that(checkpoint: Callable[[str], tiny.Checkpoint], tmp_path: Path) -> None:
+    model, adapters = checkpoint("llama").model, checkpoint("llama").adapters
     recipe = replace(RECIPE, schemes=("nonshared",), agents=(2,), repeats=1, rates=(0.02,))
     assert recipe.schedule(2, 0.02, 0)[1].arrival > 3  # when the server will be gone
     console = Console(stderr=True)
-    deploy = own_servers(model, recipe, {}, console)
+    deploy = own_servers(model, recipe, adapters, console)
 
     @contextmanager
     def doomed(scheme: str, agents: int) -> Iterator[Target]:
