@@ -28,7 +28,7 @@ $(VENV)/.demo: pyproject.toml
 
 $(VENV)/.test: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -e '.[demo,examples,mcp,test]'
+	$(BIN)/pip install -e '.[bench,demo,examples,mcp,test]'
 	touch $@ $(VENV)/.demo
 
 clean:

@@ -1,4 +1,4 @@
-"""Stand-in adapters: three untrained role adapters with fixed seeds, until trained ones ship.
+"""Stand-in adapters: untrained adapters with fixed seeds, for roles that have no trained one, and for benchmarks.
 
 They make each agent's outputs its own, small enough to stay fluent. They have learned no role.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from descant.runtime.cache import cache_dir, is_whole, published
@@ -20,8 +21,14 @@ B_STD = 0.02
 LABEL = "stand-in (untrained)"
 
 
-def standin_adapters(model: Path) -> dict[str, Path]:
-    """Folders of the adapters `plan`, `act` and `reflect` for the checkpoint in `model`, made at the first call.
+def standin_adapters(
+    model: Path, seeds: Mapping[str, int] = ROLES, targets: Sequence[str] = TARGETS
+) -> dict[str, Path]:
+    """Folders of adapters for the checkpoint in `model`, by name, made at the first call.
+
+    Args:
+        seeds: each adapter's, by its name; by default plan, act and reflect.
+        targets: the modules that they update.
 
     Raises:
         DescantError: the checkpoint has no readable configuration, or lacks the modules that the adapters target.
@@ -33,16 +40,16 @@ def standin_adapters(model: Path) -> dict[str, Path]:
             f"{model} is no checkpoint (config.json: {error.strerror}): give the folder of a Hugging Face model."
         ) from error
     model = model.resolve()  # which each adapter's config names, so that they are those of this folder alone
-    recipe = json.dumps([str(model), ROLES, TARGETS, RANK, B_STD]).encode()
+    recipe = json.dumps([str(model), seeds, targets, RANK, B_STD]).encode()
     root = cache_dir() / f"standins-{hashlib.sha256(config + recipe).hexdigest()[:12]}"
     if not is_whole(root):
         with published(root) as scratch:
-            for role, seed in ROLES.items():
-                _make(model, seed, scratch / role)
-    return {role: root / role for role in ROLES}
+            for name, seed in seeds.items():
+                _make(model, seed, targets, scratch / name)
+    return {name: root / name for name in seeds}
 
 
-def _make(model: Path, seed: int, folder: Path) -> None:
+def _make(model: Path, seed: int, targets: Sequence[str], folder: Path) -> None:
     import torch
     from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
     from safetensors.torch import save_file
@@ -52,13 +59,13 @@ def _make(model: Path, seed: int, folder: Path) -> None:
         base = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model))
     base.config._name_or_path = str(model)
     config = LoraConfig(
-        r=RANK, lora_alpha=RANK, target_modules=list(TARGETS), task_type="CAUSAL_LM", inference_mode=True
+        r=RANK, lora_alpha=RANK, target_modules=list(targets), task_type="CAUSAL_LM", inference_mode=True
     )
     try:
         shapes = get_peft_model_state_dict(get_peft_model(base, config, low_cpu_mem_usage=True))
     except ValueError as error:
         raise DescantError(
-            f"No stand-in adapter can be made for {model}: it lacks {', '.join(TARGETS)}; "
+            f"No stand-in adapter can be made for {model}: it lacks {', '.join(targets)}; "
             f"give a Llama, Qwen or Mistral checkpoint."
         ) from error
     generator = torch.Generator().manual_seed(seed)

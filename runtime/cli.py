@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from descant._version import __version__
-from descant.runtime import cli_graphs, cli_train
+from descant.runtime import cli_bench, cli_graphs, cli_train
 from descant.runtime.console import command, err, out
 from descant.runtime.errors import DescantError
 from descant.runtime.serve import HELP, added_options, serve_arguments
@@ -25,6 +25,7 @@ adapters_app = typer.Typer(help="Look into LoRA adapters before they are served.
 app.add_typer(adapters_app, name="adapters")
 eval_app = typer.Typer(help="Measure a workflow on a data set.", no_args_is_help=True)
 app.add_typer(eval_app, name="eval")
+app.add_typer(cli_bench.bench_app, name="bench")
 
 app.command(cls=cli_graphs.Command)(cli_graphs.run)
 app.command()(cli_train.train)

@@ -32,7 +32,7 @@ def test_version() -> None:
 def test_help_lists_the_commands() -> None:
     result = descant("--help")
     assert result.returncode == 0
-    assert all(command in result.stdout for command in ("serve", "doctor", "adapters", "demo", "run", "eval"))
+    assert all(command in result.stdout for command in ("serve", "doctor", "adapters", "demo", "run", "bench", "eval"))
 
 
 def test_an_unknown_command_is_refused() -> None:

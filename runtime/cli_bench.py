@@ -1,0 +1,288 @@
+"""The commands that measure: `descant bench`."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from descant.runtime.console import command, err, note, out
+from descant.runtime.errors import DescantError
+
+if TYPE_CHECKING:
+    from descant.workflows.bench.traces import Trace
+
+T = TypeVar("T")
+
+bench_app = typer.Typer(help="Measure agents on one KV cache against agents with one each.", no_args_is_help=True)
+
+Shape = Annotated[str, typer.Option(help="react or reflexion: the turns of a workflow.")]
+Csv = Annotated[
+    Path | None,
+    typer.Option("--csv", help="The turns instead: a CSV with agent,prefill_len,decode_len.", show_default=False),
+]
+Turns = Annotated[int | None, typer.Option(min=1, help="Turns of a workflow, other than the shape has.")]
+Choice = Annotated[
+    str | None,
+    typer.Option(help="Who speaks: round-robin, random, skewed (Zipf), or as-written in the CSV.", show_default=False),
+]
+Scale = Annotated[
+    float | None, typer.Option(min=0, help="Times all token counts; 1/16 by default.", show_default=False)
+]
+Workflows = Annotated[int | None, typer.Option(min=1, help="Workflows of a cell.", show_default=False)]
+Seed = Annotated[int, typer.Option(help="Of arrivals, choices and ids; repeat r adds r.")]
+Model = Annotated[
+    Path | None, typer.Option(exists=True, help="A checkpoint, in place of the demo's SmolLM2-135M-Instruct.")
+]
+
+
+@bench_app.command()
+@command
+def agents(
+    output: Annotated[Path, typer.Option(help="The file of results; cells that it has are not run again.")] = Path(
+        "bench-agents.jsonl"
+    ),
+    preset: Annotated[
+        str, typer.Option(help="small: 2 agents, two rates, minutes. full: 2, 4 and 8, to saturation, over an hour.")
+    ] = "small",
+    schemes: Annotated[
+        str | None, typer.Option(metavar="NAME,…", help="nonshared,icarus by default; fullshared runs, too.")
+    ] = None,
+    agents: Annotated[str | None, typer.Option(metavar="N,…", help="Numbers of agents.")] = None,
+    shape: Shape = "react",
+    csv: Csv = None,
+    turns: Turns = None,
+    choice: Choice = None,
+    scale: Scale = None,
+    workflows: Workflows = None,
+    rates: Annotated[
+        str | None, typer.Option(metavar="R,…", help="Workflows that arrive a second; or search, for saturation.")
+    ] = None,
+    start: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0001,
+            help="Where the search begins. It doubles the rate until that brings less than 10 % more throughput, for "
+            "each scheme by itself, and measures each scheme where the others peak.",
+            show_default=False,
+        ),
+    ] = None,
+    fill: Annotated[bool, typer.Option("--fill", help="Also a rate on either side of each scheme's peak.")] = False,
+    repeats: Annotated[int | None, typer.Option(min=1, help="Of every cell.", show_default=False)] = None,
+    seed: Seed = 0,
+    pool_workflows: Annotated[
+        float | None,
+        typer.Option(
+            min=1.5,
+            help="The KV pool, in whole trajectories, the same for every scheme; 4 by default.",
+            show_default=False,
+        ),
+    ] = None,
+    max_running: Annotated[
+        int | None, typer.Option(min=1, help="Requests a server runs at once; 16 by default.", show_default=False)
+    ] = None,
+    model: Model = None,
+    lora_paths: Annotated[
+        str | None, typer.Option(metavar="NAME=PATH,…", help="Adapters for every scheme, in place of stand-ins.")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Load a running server, emptying its cache before each cell.")
+    ] = None,
+    adapters: Annotated[str | None, typer.Option(metavar="NAME,…", help="The adapters of that one.")] = None,
+) -> None:
+    """Offer workflows of many agents to servers, scheme after scheme, and keep what each turn took."""
+    from descant.runtime.checkpoint import demo_checkpoint
+    from descant.workflows.bench.cells import Book
+    from descant.workflows.bench.presets import DEFAULTS, PRESETS, SCHEMES
+    from descant.workflows.bench.recipe import Recipe, machine, versions
+    from descant.workflows.bench.sweep import others_server, own_servers, sweep
+    from descant.workflows.bench.vocabulary import vocabulary_of
+
+    if preset not in PRESETS:
+        raise DescantError(f"There is no preset {preset!r}: name {' or '.join(PRESETS)}.")
+    trace, chosen = _trace(csv, shape, turns, choice)
+    given = {
+        "schemes": _list(schemes, "--schemes", str),
+        "agents": _list(agents, "--agents", int),
+        "workflows": workflows,
+        "rates": () if rates == "search" else _list(rates, "--rates", float),
+        "start": start,
+        "fill": fill,
+        "repeats": repeats,
+        "scale": scale,
+        "seed": seed,
+        "pool_workflows": pool_workflows,
+        "max_running": max_running,
+    }
+    if start is not None and rates is None:
+        given["rates"] = ()
+    wanted = {**DEFAULTS, **PRESETS[preset], **{name: value for name, value in given.items() if value is not None}}
+    wanted |= {"trace": trace, "choice": chosen}
+    if agents is None and trace.agents is not None and chosen == "as-written":
+        wanted["agents"] = (trace.agents,)
+    if unknown := [name for name in wanted["schemes"] if name not in SCHEMES]:
+        raise DescantError(f"There is no scheme {', '.join(unknown)}: name {', '.join(SCHEMES)}.")
+    paths = _paths(lora_paths)
+    if paths and len(paths) < max(wanted["agents"]):
+        raise DescantError(
+            f"--lora-paths names {len(paths)} adapters for {max(wanted['agents'])} agents: name as many."
+        )
+    if url is None:
+        if adapters is not None:
+            raise DescantError("--adapters names those of a running server: give its --url, too, or --lora-paths.")
+        recipe = Recipe(**wanted)
+        checkpoint = model or demo_checkpoint(err)
+        deploy = own_servers(checkpoint, recipe, paths, err)
+        served = ", ".join(f"{name}={path}" for name, path in paths.items()) or "stand-ins of rank 8, untrained"
+    else:
+        if schemes or agents or paths or pool_workflows or max_running:
+            raise DescantError("The server at --url has its scheme, adapters and pool: give --adapters NAME,… alone.")
+        names = _list(adapters, "--adapters", str)
+        if not names:
+            raise DescantError("Say which adapters of the server are the agents: --adapters NAME,….")
+        running = others_server(url, names)
+        deploy = running.deploy
+        wanted |= {"schemes": (running.scheme,), "agents": (len(names),), "max_running": running.max_running}
+        recipe = Recipe(**wanted)
+        recipe = replace(recipe, pool_workflows=running.pool_tokens / recipe.trajectory)
+        checkpoint = model or running.model
+        served = f"{', '.join(names)} of a server that was there"
+    vocabulary = vocabulary_of(checkpoint)
+    recipe.check(vocabulary)
+    head = {
+        **asdict(recipe),
+        "trajectory": recipe.trajectory,
+        "pool_tokens": recipe.pool_tokens,
+        "model": f"{checkpoint.name} (config {_digest(checkpoint / 'config.json')})",
+        "adapters": served,
+        "versions": versions(),
+        "machine": machine(),
+    }
+    line = ["descant", *sys.argv[1:]]
+    book = Book(output, head, {"command": line, "at": datetime.now().astimezone().isoformat(timespec="seconds")})
+    if book.cells:
+        note(f"{len(book.cells)} cells are in {output} already; going on from there.")
+    try:
+        failed = sweep(recipe, deploy, vocabulary, book, err, note)
+    except (KeyboardInterrupt, SystemExit):
+        note(f"To go on: the same command again, {shlex.join(line)}")
+        raise
+    out.print(f"{output}: {len(book.cells)} cells. descant bench report {output}", highlight=False, soft_wrap=True)
+    if failed:
+        raise DescantError(
+            f"{len(failed)} cells have no measurement; the same command tries them again. The first: {failed[0].error}"
+        )
+
+
+@bench_app.command()
+@command
+def report(
+    file: Annotated[Path, typer.Argument(help="What descant bench agents wrote.", show_default=False)],
+    output: Annotated[
+        Path | None, typer.Option(help="Folder of report.md and the plots; by the file's name.", show_default=False)
+    ] = None,
+    plots: Annotated[bool, typer.Option(help="Draw the plots; needs matplotlib.")] = True,
+) -> None:
+    """Turn a benchmark's file into Markdown tables and plots."""
+    from descant.workflows.bench.cells import read
+    from descant.workflows.bench.plots import plot
+    from descant.workflows.bench.report import render
+
+    bench = read(file)
+    text = render(bench)
+    folder = output or file.with_name(f"{file.stem}-report")
+    folder.mkdir(parents=True, exist_ok=True)
+    written = [folder / "report.md"]
+    written[0].write_text(text, encoding="utf-8")
+    if plots:
+        written += plot(bench, folder)
+    print(text)
+    note(f"Written: {', '.join(map(str, written))}")
+
+
+@bench_app.command()
+@command
+def export(
+    output: Annotated[Path, typer.Argument(metavar="FILE", help="The data set to write.", show_default=False)],
+    adapters: Annotated[str, typer.Option(metavar="NAME,…", help="The agents' adapters on the server.")],
+    shape: Shape = "react",
+    csv: Csv = None,
+    turns: Turns = None,
+    choice: Choice = None,
+    scale: Scale = None,
+    workflows: Workflows = None,
+    seed: Seed = 0,
+    model: Model = None,
+) -> None:
+    """Write a load as independent requests for sglang.bench_serving, to check figures with SGLang's own tool."""
+    from descant.runtime.checkpoint import demo_checkpoint
+    from descant.workflows.bench.export import export as write
+    from descant.workflows.bench.presets import DEFAULTS, PRESETS
+    from descant.workflows.bench.traces import schedule
+    from descant.workflows.bench.vocabulary import vocabulary_of
+
+    names = _list(adapters, "--adapters", str) or ()
+    trace, chosen = _trace(csv, shape, turns, choice)
+    load = schedule(
+        trace,
+        workflows=workflows or PRESETS["small"]["workflows"],
+        agents=len(names),
+        choice=chosen,
+        scale=DEFAULTS["scale"] if scale is None else scale,
+        rate=1.0,
+        seed=seed,
+    )
+    checkpoint = model or demo_checkpoint(err)
+    count = write(load, names, vocabulary_of(checkpoint), seed, output)
+    words = ["python", "-m", "sglang.bench_serving", "--backend", "sglang", "--dataset-name", "openai"]
+    words += ["--dataset-path", str(output), "--num-prompts", str(count), "--tokenizer", str(checkpoint)]
+    note("Each turn stands alone there: none waits for the one before it, and what agents generate is not read again.")
+    out.print(shlex.join([*words, "--request-rate", "1", "--port", "30000"]), highlight=False, soft_wrap=True)
+
+
+def _trace(csv: Path | None, shape: str, turns: int | None, choice: str | None) -> tuple[Trace, str]:
+    """The turns, and how agents are chosen for them: a CSV says so itself unless it is overruled."""
+    from descant.workflows.bench.presets import DEFAULTS
+    from descant.workflows.bench.traces import AS_WRITTEN, CHOICES, SHAPES, read_csv
+
+    if shape not in SHAPES:
+        raise DescantError(f"There is no shape {shape!r}: name {' or '.join(SHAPES)}.")
+    if choice not in (None, AS_WRITTEN, *CHOICES):
+        raise DescantError(f"There is no choice {choice!r}: name {', '.join((*CHOICES, AS_WRITTEN))}.")
+    if csv is None:
+        return SHAPES[shape](turns) if turns else SHAPES[shape](), choice or DEFAULTS["choice"]
+    if turns is not None:
+        raise DescantError("The CSV has its turns: leave out --turns.")
+    return read_csv(csv), choice or AS_WRITTEN
+
+
+def _list(text: str | None, option: str, kind: Callable[[str], T]) -> tuple[T, ...] | None:
+    """Words between commas; None if the option is not given."""
+    if text is None:
+        return None
+    try:
+        found = tuple(kind(word.strip()) for word in text.split(","))
+    except ValueError as error:
+        raise DescantError(f"{option} {text} is no list of numbers: write them with commas between.") from error
+    if not all(found) or any(isinstance(value, int | float) and value <= 0 for value in found):
+        raise DescantError(f"{option} {text} has something empty, or not above 0, between its commas.")
+    return found
+
+
+def _paths(text: str | None) -> dict[str, Path]:
+    """Adapters' folders by name."""
+    pairs = [word.partition("=") for word in _list(text, "--lora-paths", str) or ()]
+    if wrong := [name for name, _, path in pairs if not Path(path).is_dir()]:
+        raise DescantError(f"--lora-paths names no folder for {', '.join(wrong)}: write NAME=PATH,….")
+    return {name: Path(path) for name, _, path in pairs}
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:12]
