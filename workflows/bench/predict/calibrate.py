@@ -6,9 +6,15 @@ as the schemes run different kernels.
 
 What is fitted: the seven constants of `Fitted`, on the time to the first token and the time from there to the end of
 every turn in the cells given. A turn's time is not one step's: it waits for others' and shares its own. The simulation
-knows which steps lay between: a turn's time is the constants times the counts of those steps, summed. This is linear in
-the constants as long as the steps stay the same, so: simulate, solve by least squares of relative errors, and again
-with the new constants until they stay (a Gauss-Newton iteration that leaves out how steps move with the constants).
+says which steps lay between: a turn's time is the constants times the counts of those steps, summed, and linear in the
+constants as long as the steps stay the same. So: simulate, solve for the constants, simulate with them, until they stay.
+Where a simulation has the order of two turns wrong, some turns are far off and the others exact; hence least absolute
+relative errors and not least squares, by which those few would bend all constants (iteratively reweighted least
+squares: each equation by the inverse of its error).
+
+What a load cannot tell apart: where no two turns ever share a prefill step, only the sum of `turn` and `prefill_step`
+shows, and where none ever decodes beside another, only that of `decode_step` and a row's `decode_row`. Give several
+rates, of which some are near saturation.
 """
 
 from __future__ import annotations
@@ -26,6 +32,8 @@ from descant.workflows.bench.predict.step import Step
 
 ITERATIONS = 30
 SETTLED = 1e-9  # relative change of the constants
+REWEIGHTED = 30  # times that equations are weighted anew
+EXACT = 1e-3  # relative errors below this one weigh the same
 
 
 @dataclass(frozen=True)
@@ -86,21 +94,34 @@ class Error:
 
 
 def fit(cells: Sequence[Cell]) -> Fitted:
-    """The constants that fit `cells` best, all of one scheme on one machine."""
+    """The constants that fit `cells` best, all of one scheme on one machine.
+
+    Cells are taken in one by one, the lowest rate first: where turns hardly meet, what steps they share is certain.
+    """
+    ordered = sorted(cells, key=lambda cell: cell.rate)
+    machine = _first_guess(ordered[0].turns)
+    for taken in range(1, len(ordered) + 1):
+        machine = _improved(machine, ordered[:taken])
+    return machine
+
+
+def _improved(machine: Fitted, cells: Sequence[Cell]) -> Fitted:
+    """The best of what comes of solving again and again, `machine` first."""
     measured = np.concatenate([_measured(cell.turns) for cell in cells])
-    machine = _first_guess([turn for cell in cells for turn in cell.turns])
-    best, best_error = machine, np.inf
+    taken = measured > 0
+    tried = np.array(astuple(machine))
+    best, best_error = tried, np.inf
     for _ in range(ITERATIONS):
-        counts = np.concatenate([_counts(cell.simulated(machine), machine.turn) for cell in cells])
-        error = float(np.median(np.abs(counts @ np.array(astuple(machine)) / measured - 1)))
+        counts = np.concatenate([_counts(cell.simulated(Fitted(*tried)), float(tried[0])) for cell in cells])
+        relative = counts[taken] / measured[taken, None]
+        error = float(np.mean(np.minimum(np.abs(relative @ tried - 1), 1)))
         if error < best_error:
-            best, best_error = machine, error
-        solved = Fitted(*_nonnegative(counts / measured[:, None]))
-        moved = np.abs(np.array(astuple(solved)) - np.array(astuple(machine)))
-        if np.all(moved <= SETTLED * np.array(astuple(solved))):
+            best, best_error = tried, error
+        solved = _least_absolute(relative)
+        if np.all(np.abs(solved - tried) <= SETTLED * solved):
             break
-        machine = solved
-    return best
+        tried = solved
+    return Fitted(*best.tolist())
 
 
 def errors(cell: Cell, machine: Fitted) -> Error:
@@ -127,11 +148,11 @@ def _place(turn: Served) -> tuple[int, int]:
 
 
 def _measured(turns: Sequence[Served]) -> np.ndarray:
-    """[2T]: each turn's time to the first token, then each turn's time from there to its end; both above 0."""
+    """[2T]: each turn's time to the first token, then each turn's time from there to its end; 0 for a single token."""
     ordered = sorted(turns, key=_place)
     first = [turn.first_token - turn.due for turn in ordered]
     rest = [turn.end - turn.first_token for turn in ordered]
-    return np.maximum(np.array(first + rest), 1e-6)
+    return np.array(first + rest)
 
 
 def _counts(run: Run, turn: float) -> np.ndarray:
@@ -166,8 +187,17 @@ def _features(step: Step) -> np.ndarray:
     return np.array([*counts, 0, 0, 0] if step.prefill else [0, 0, 0, *counts], dtype=float)
 
 
-def _nonnegative(matrix: np.ndarray) -> list[float]:
-    """The x >= 0, [n], for which `matrix` @ x, [m, n] @ [n], is near 1 everywhere, by least squares.
+def _least_absolute(matrix: np.ndarray) -> np.ndarray:
+    """The x >= 0, [n], for which the absolute errors of `matrix` @ x, [m, n] @ [n], from 1 have the least sum."""
+    weights = np.ones(len(matrix))
+    for _ in range(REWEIGHTED):
+        found = _least_squares(matrix * weights[:, None], weights)
+        weights = 1 / np.sqrt(np.maximum(np.abs(matrix @ found - 1), EXACT))
+    return found
+
+
+def _least_squares(matrix: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """The x >= 0, [n], for which `matrix` @ x, [m, n] @ [n], is nearest to `wanted`, [m].
 
     Constants that would come out negative are left out one by one, the lowest first.
     """
@@ -176,17 +206,19 @@ def _nonnegative(matrix: np.ndarray) -> list[float]:
     kept = [column for column in range(matrix.shape[1]) if scaled[:, column].any()]
     found = np.zeros(matrix.shape[1])
     while kept:
-        solved = np.linalg.lstsq(scaled[:, kept], np.ones(len(matrix)), rcond=None)[0]
+        solved = np.linalg.lstsq(scaled[:, kept], wanted, rcond=None)[0]
         lowest = int(np.argmin(solved))
         if solved[lowest] >= 0:
             found[kept] = solved
             break
         del kept[lowest]
-    return list(found / scale)
+    return found / scale
 
 
 def _first_guess(turns: Sequence[Served]) -> Fitted:
     """From the turns that were disturbed least: a token of prefill, and a decode step."""
-    row = np.quantile([(turn.first_token - turn.due) / (turn.prompt_tokens - turn.cached_tokens) for turn in turns], 0.1)
+    rows = [(turn.first_token - turn.due) / (turn.prompt_tokens - turn.cached_tokens) for turn in turns]
     steps = [(turn.end - turn.first_token) / (turn.output_tokens - 1) for turn in turns if turn.output_tokens > 1]
-    return Fitted(prefill_row=float(row), decode_step=float(np.quantile(steps, 0.1)) if steps else 0.0)
+    return Fitted(
+        prefill_row=float(np.quantile(rows, 0.1)), decode_step=float(np.quantile(steps, 0.1)) if steps else 0.0
+    )

@@ -1,4 +1,4 @@
-"""What a load's turns come to: latencies, throughput, what was found cached. The same for served and simulated turns."""
+"""What a load's turns come to: latencies, throughput, what was found cached. Served or simulated, alike."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class _Path:
 
 
 class Pool:
-    """`capacity` tokens, each free, owned by a request, or a path's; page size 1; LRU over leaves; locked paths stay."""
+    """`capacity` tokens, each free, a request's own, or a path's. Page size 1; LRU over leaves; locked paths stay."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity

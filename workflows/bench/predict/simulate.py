@@ -3,8 +3,8 @@
 What is followed, of SGLang 0.5.23 (managers/scheduler.py and schedule_policy.py): requests wait in the order in which
 they came; a prefill step goes before decode whenever one can be made; it holds prompts up to a number of tokens, the
 last cut where they end (chunked prefill, not mixed with decode); a request is admitted if what is new of its prompt,
-and all that it may generate, fits beside what the running ones may still generate, in what is free or evictable; after a
-refusal none is tried until a request leaves; prefixes of waiting requests are refreshed every 32nd time; where decode
+and all that it may generate, fits beside what the running ones may still generate, in what is free or evictable; after
+a refusal none is tried until a request leaves; prefixes of waiting requests are refreshed every 32nd time; where decode
 still runs out of room, the request with the fewest tokens generated is retracted and waits again, at the end. Steps
 follow one another without a gap, as with the overlap scheduler.
 """
@@ -335,7 +335,8 @@ class _Simulation:
         self.pool.unlock(request.key)
         self.full = False
         workflow, number = request.workflow, request.turn
-        assert request.matched is not None and request.first_token is not None
+        assert request.matched is not None
+        assert request.first_token is not None
         self.run.turns.append(
             Served(
                 workflow=workflow.number,
