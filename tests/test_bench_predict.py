@@ -5,21 +5,26 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+import typer
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
+from typer.testing import CliRunner
 
 from descant.runtime.errors import DescantError
 from descant.workflows.bench.predict.calibrate import Cell, Fitted, errors, fit
+from descant.workflows.bench.predict.command import add_to
 from descant.workflows.bench.predict.machine import GPUS, Roofline, pool_tokens
+from descant.workflows.bench.predict.measured import calibrate, measured, render
 from descant.workflows.bench.predict.model import MODELS, model_at
 from descant.workflows.bench.predict.outcome import outcome, percentile, schedule_of
 from descant.workflows.bench.predict.pool import Pool
+from descant.workflows.bench.predict.saturation import Setting, highest, peak, saturate
 from descant.workflows.bench.predict.scheme import SCHEMES, Scheme
 from descant.workflows.bench.predict.simulate import Limits, Run, Served, simulate
 from descant.workflows.bench.predict.step import Step
@@ -182,15 +187,15 @@ def test_agents_recompute_alone_and_read_together() -> None:
     """The second agent finds what the first left under icarus, nothing under nonshared."""
     schedule = [Workflow(0, 0.0, (Turn(0, 100, 3), Turn(1, 50, 2), Turn(0, 10, 1)))]
     alone = simulate(schedule, NONSHARED, Clockwork(), AMPLE)
-    assert [turn.cached_tokens for turn in alone.turns] == [0, 0, 102]
-    assert [turn.cross_agent_tokens for turn in alone.turns] == [0, 0, 0]
-    assert alone.turns[1].first_token - alone.turns[1].due == 10_153
+    assert [turn.cached for turn in alone.turns] == [0, 0, 102]
+    assert [turn.cross_agent for turn in alone.turns] == [0, 0, 0]
+    assert alone.turns[1].first - alone.turns[1].due == 10_153
     assert alone.prefilled == 100 + 153 + (165 - 102)
 
     together = simulate(schedule, ICARUS, Clockwork(), AMPLE)
-    assert [turn.cached_tokens for turn in together.turns] == [0, 102, 154]
-    assert [turn.cross_agent_tokens for turn in together.turns] == [0, 102, 52]
-    assert together.turns[1].first_token - together.turns[1].due == 10_051
+    assert [turn.cached for turn in together.turns] == [0, 102, 154]
+    assert [turn.cross_agent for turn in together.turns] == [0, 102, 52]
+    assert together.turns[1].first - together.turns[1].due == 10_051
     assert together.prefilled == 100 + 51 + 11
 
 
@@ -199,7 +204,7 @@ def test_a_turn_waits_for_the_step_that_runs_and_prefill_goes_first() -> None:
     run = simulate(
         [Workflow(0, 0.0, (Turn(0, 100, 2),)), Workflow(1, 50.0, (Turn(0, 20, 2),))], NONSHARED, Clockwork(), AMPLE
     )
-    assert [(turn.workflow, turn.first_token, turn.end) for turn in run.turns] == [
+    assert [(turn.workflow, turn.first, turn.end) for turn in run.turns] == [
         (0, 10_100.0, 20_220.0),
         (1, 20_120.0, 20_220.0),
     ]
@@ -233,12 +238,12 @@ def test_every_token_of_the_schedule_is_processed_once(scheme: Scheme, pool: int
     assert len(run.turns) == sum(len(workflow.turns) for workflow in schedule)
     assert schedule_of(run.turns) == schedule
     assert run.retracted == 0  # admission reserves all that may be generated
-    assert run.prefilled == sum(turn.prompt_tokens - turn.cached_tokens for turn in run.turns)
+    assert run.prefilled == sum(turn.prompt - turn.cached for turn in run.turns)
     assert run.decoded == sum(turn.decode - 1 for workflow in schedule for turn in workflow.turns)
     assert sum(step.written for _, _, step in run.steps) == run.prefilled + run.decoded
     assert run.peak <= pool
     for turn in run.turns:
-        assert turn.due <= turn.sent < turn.first_token <= turn.end
+        assert turn.due <= turn.sent < turn.first <= turn.end
     assert all(before[1] <= after[0] for before, after in pairwise(run.steps))
     assert simulate(schedule, scheme, Clockwork(), Limits(pool, chunk=256)) == run
 
@@ -270,7 +275,7 @@ def test_decode_that_runs_out_of_room_retracts_the_newest() -> None:
     run = simulate(schedule, NONSHARED, Clockwork(), Limits(pool=10_000))
     assert run.retracted == 1
     assert [turn.workflow for turn in run.turns] == [0, 1]
-    assert [turn.output_tokens for turn in run.turns] == [9_000, 9_000]
+    assert [turn.output for turn in run.turns] == [9_000, 9_000]
     # The second prefills again what it had generated, and that prefill gives its next token.
     assert run.prefilled > 50 + 70 + 4_096
     assert run.decoded == 2 * 8_999 - 1
@@ -355,15 +360,15 @@ def test_calibration_recovers_known_constants(scheme: str) -> None:
 
 
 def test_calibration_bears_noise() -> None:
-    """A tenth of error on each measured time, up or down, moves what is predicted for another rate by less than that."""
+    """A tenth of error on each measured time moves what is predicted for another rate by less than that."""
     noise = random.Random(1)
     cells = []
     for cell in _cells("icarus", (0.1, 0.2, 0.4)):
         turns = []
         for turn in cell.turns:
-            ttft = (turn.first_token - turn.due) * noise.uniform(0.9, 1.1)
-            rest = (turn.end - turn.first_token) * noise.uniform(0.9, 1.1)
-            turns.append(replace(turn, first_token=turn.due + ttft, end=turn.due + ttft + rest))
+            ttft = (turn.first - turn.due) * noise.uniform(0.9, 1.1)
+            rest = (turn.end - turn.first) * noise.uniform(0.9, 1.1)
+            turns.append(replace(turn, first=turn.due + ttft, end=turn.due + ttft + rest))
         cells.append(replace(cell, turns=tuple(turns)))
     (held_out,) = _cells("icarus", (0.3,))
     off = errors(held_out, fit(cells))
@@ -400,3 +405,106 @@ def test_two_thousand_turns_take_seconds() -> None:
     gpu, model = GPUS["A100-80GB"], MODELS["Llama-3.1-8B"]
     run: Run = simulate(schedule, ICARUS, Roofline(gpu, model, ICARUS, 128), Limits(100_000))
     assert len(run.turns) == 2004
+
+
+@dataclass(frozen=True)
+class Second:
+    """A prefill step takes a second, whatever is in it; nothing is decoded."""
+
+    turn: float = 0.0
+
+    def seconds(self, step: Step) -> float:
+        return 1.0
+
+
+def test_the_peak_is_where_more_arrivals_bring_no_more() -> None:
+    """One prompt fits a step, so a workflow a second is the most, and 64 of them take 64 seconds at least."""
+
+    def load(rate: float) -> list[Workflow]:
+        return [Workflow(number, number / rate, (Turn(0, 10, 1),)) for number in range(64)]
+
+    setting = Setting(load, NONSHARED, Second(), Limits(pool=1_000, chunk=10))
+    points = saturate(setting, 0.1)
+    assert [point.rate for point in points] == sorted(point.rate for point in points)
+    assert highest(points) == 1.0
+    assert points[-1].rate >= 1.6
+    assert 0.95 <= peak(points).rate <= 1.2
+    assert peak(points).throughput >= 0.95
+    with pytest.raises(DescantError, match="begin at a lower rate"):
+        saturate(setting, 5.0)
+
+
+runner = CliRunner()
+
+
+def _app() -> typer.Typer:
+    app = typer.Typer()
+    add_to(app)
+    return app
+
+
+def test_predict_prints_a_table_that_says_so(tmp_path: Path) -> None:
+    wanted = ["--device", "H200", "--model", "Llama-3.1-8B", "--agents", "2,400", "--rank", "64", "--workflows", "24"]
+    done = runner.invoke(_app(), ["predict", *wanted, "--first-rate", "0.1", "--output", str(tmp_path / "it.json")])
+    assert done.exit_code == 0, done.output
+    head, _, row = done.stdout.splitlines()[:3]
+    figures = [cell.strip() for cell in head.strip("|").split("|")][3:]
+    assert all(cell.endswith("(predicted)") for cell in figures)
+    assert row.startswith("| H200 | Llama-3.1-8B | 2 |")
+    assert "400 agents: Llama-3.1-8B with 400 adapters of rank 64 does not fit H200" in done.output
+    (written,) = json.loads((tmp_path / "it.json").read_text())
+    assert written["predicted"] is True
+    assert written["throughput_gain"] > 1
+    assert written["p95_reduction"] > 1
+    assert all(point["retracted"] == 0 for point in written["nonshared"] + written["icarus"])
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--device", "H20"], "No data of a device H20"),
+        (["--model", "absent"], "No configuration at absent"),
+        (["--shape", "ring"], "Choose --shape react or reflexion"),
+        (["--agents", "two"], "no list of numbers"),
+        (["--agents", "0"], "below 1"),
+    ],
+)
+def test_predict_refuses_in_a_sentence(words: list[str], why: str) -> None:
+    done = runner.invoke(_app(), ["predict", *words])
+    assert done.exit_code == 1
+    assert why in done.output
+
+
+def _write(file: Path, cells: list[Cell]) -> None:
+    """As descant bench agents writes it."""
+    recipe = {"pool_tokens": cells[0].limits.pool, "max_running": cells[0].limits.requests}
+    lines: list[dict[str, object]] = [{"line": "recipe", "recipe": recipe}, {"line": "started", "command": []}]
+    for cell in cells:
+        key = {"scheme": cell.scheme, "agents": cell.agents, "rate": cell.rate, "repeat": 0}
+        lines.append({"line": "cell", **key, "rows": [astuple(turn) for turn in cell.turns]})
+    lines.append({"line": "cell", "scheme": "icarus", "agents": 2, "rate": 9.0, "repeat": 0, "error": "it died"})
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_calibrate_reads_a_benchmark_and_holds_every_second_rate_out(tmp_path: Path) -> None:
+    file = tmp_path / "bench.jsonl"
+    _write(file, [*_cells("nonshared", (0.1, 0.2, 0.4)), *_cells("icarus", (0.1, 0.2, 0.4))])
+    cells = measured(file, chunk=2048)
+    assert cells == [*_cells("nonshared", (0.1, 0.2, 0.4)), *_cells("icarus", (0.1, 0.2, 0.4))]
+    found = calibrate(cells)
+    assert [one.scheme for one in found] == ["nonshared", "icarus"]
+    for one in found:
+        assert [judged.fitted for judged in one.cells] == [True, False, True]
+        assert one.cells[1].error.ttft < 0.01
+        assert one.cells[1].error.latency < 0.01
+    assert render(found).count("| held out |") == 2
+    done = runner.invoke(_app(), ["calibrate", str(file), "--chunk", "2048"])
+    assert done.exit_code == 0, done.output
+    assert "nonshared, fitted:" in done.stdout
+
+    _write(file, [*_cells("icarus", (0.1,))])
+    with pytest.raises(DescantError, match="measured at one rate"):
+        calibrate(measured(file, chunk=2048))
+    file.write_text("{}")
+    with pytest.raises(DescantError, match="is no benchmark"):
+        measured(file, chunk=2048)

@@ -7,7 +7,7 @@ as the schemes run different kernels.
 What is fitted: the seven constants of `Fitted`, on the time to the first token and the time from there to the end of
 every turn in the cells given. A turn's time is not one step's: it waits for others' and shares its own. The simulation
 says which steps lay between: a turn's time is the constants times the counts of those steps, summed, and linear in the
-constants as long as the steps stay the same. So: simulate, solve for the constants, simulate with them, until they stay.
+constants as long as the steps stay the same. So: simulate, solve for the constants, simulate with them, till they stay.
 Where a simulation has the order of two turns wrong, some turns are far off and the others exact; hence least absolute
 relative errors and not least squares, by which those few would bend all constants (iteratively reweighted least
 squares: each equation by the inverse of its error).
@@ -131,7 +131,7 @@ def errors(cell: Cell, machine: Fitted) -> Error:
     theirs, ours = outcome(served), outcome(predicted)
     return Error(
         ttft=median(
-            abs((one.first_token - one.due) / (other.first_token - other.due) - 1)
+            abs((one.first - one.due) / (other.first - other.due) - 1)
             for one, other in zip(predicted, served, strict=True)
         ),
         latency=median(
@@ -150,8 +150,8 @@ def _place(turn: Served) -> tuple[int, int]:
 def _measured(turns: Sequence[Served]) -> np.ndarray:
     """[2T]: each turn's time to the first token, then each turn's time from there to its end; 0 for a single token."""
     ordered = sorted(turns, key=_place)
-    first = [turn.first_token - turn.due for turn in ordered]
-    rest = [turn.end - turn.first_token for turn in ordered]
+    first = [turn.first - turn.due for turn in ordered]
+    rest = [turn.end - turn.first for turn in ordered]
     return np.array(first + rest)
 
 
@@ -175,7 +175,7 @@ def _counts(run: Run, turn: float) -> np.ndarray:
 
     ordered = sorted(run.turns, key=_place)
     sent = until([served.sent + turn for served in ordered])
-    first = until([served.first_token for served in ordered])
+    first = until([served.first for served in ordered])
     end = until([served.end for served in ordered])
     once = np.concatenate([np.ones(len(ordered)), np.zeros(len(ordered))])
     return np.column_stack([once, np.concatenate([first - sent, end - first])])
@@ -217,8 +217,8 @@ def _least_squares(matrix: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 def _first_guess(turns: Sequence[Served]) -> Fitted:
     """From the turns that were disturbed least: a token of prefill, and a decode step."""
-    rows = [(turn.first_token - turn.due) / (turn.prompt_tokens - turn.cached_tokens) for turn in turns]
-    steps = [(turn.end - turn.first_token) / (turn.output_tokens - 1) for turn in turns if turn.output_tokens > 1]
+    rows = [(turn.first - turn.due) / (turn.prompt - turn.cached) for turn in turns]
+    steps = [(turn.end - turn.first) / (turn.output - 1) for turn in turns if turn.output > 1]
     return Fitted(
         prefill_row=float(np.quantile(rows, 0.1)), decode_step=float(np.quantile(steps, 0.1)) if steps else 0.0
     )

@@ -51,13 +51,13 @@ def percentile(values: Sequence[float], share: float) -> float:
 def outcome(turns: Sequence[Served]) -> Outcome:
     seconds = latencies(turns)
     return Outcome(
-        ttft=median(turn.first_token - turn.due for turn in turns),
+        ttft=median(turn.first - turn.due for turn in turns),
         latency=median(seconds),
         p95=percentile(seconds, 0.95),
         throughput=len(seconds) / (max(turn.end for turn in turns) - min(turn.due for turn in turns)),
-        prompt=sum(turn.prompt_tokens for turn in turns),
-        cached=sum(turn.cached_tokens for turn in turns),
-        foreign=sum(turn.cross_agent_tokens for turn in turns),
+        prompt=sum(turn.prompt for turn in turns),
+        cached=sum(turn.cached for turn in turns),
+        foreign=sum(turn.cross_agent for turn in turns),
     )
 
 
@@ -72,7 +72,7 @@ def schedule_of(turns: Sequence[Served]) -> list[Workflow]:
         before = 0
         schedule = []
         for turn in served:
-            schedule.append(Turn(turn.agent, turn.prompt_tokens - before, turn.output_tokens))
-            before = turn.prompt_tokens + turn.output_tokens
+            schedule.append(Turn(turn.agent, turn.prompt - before, turn.output))
+            before = turn.prompt + turn.output
         found.append(Workflow(number, served[0].due, tuple(schedule)))
     return found

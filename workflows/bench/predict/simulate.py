@@ -36,12 +36,12 @@ class Served:
     agent: int
     due: float
     sent: float
-    first_token: float
+    first: float
     end: float
-    prompt_tokens: int
-    cached_tokens: int
-    cross_agent_tokens: int
-    output_tokens: int
+    prompt: int
+    cached: int
+    cross_agent: int
+    output: int
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class _Request:
     generated: int = 0
     computed: int = 0
     matched: tuple[int, int] | None = None
-    first_token: float | None = None
+    first: float | None = None
     last: int = 0
 
     @property
@@ -270,8 +270,8 @@ class _Simulation:
             self.pool.checkpoint(request.key, request.computed, request.agent)
         for request in ending:
             request.generated += 1
-            if request.first_token is None:
-                request.first_token = self.now
+            if request.first is None:
+                request.first = self.now
             if request.generated == request.decode:
                 self._end(request)
             else:
@@ -336,7 +336,7 @@ class _Simulation:
         self.full = False
         workflow, number = request.workflow, request.turn
         assert request.matched is not None
-        assert request.first_token is not None
+        assert request.first is not None
         self.run.turns.append(
             Served(
                 workflow=workflow.number,
@@ -344,12 +344,12 @@ class _Simulation:
                 agent=request.agent,
                 due=request.due,
                 sent=request.sent,
-                first_token=request.first_token,
+                first=request.first,
                 end=self.now,
-                prompt_tokens=request.prompt,
-                cached_tokens=request.matched[0],
-                cross_agent_tokens=request.matched[1],
-                output_tokens=request.decode,
+                prompt=request.prompt,
+                cached=request.matched[0],
+                cross_agent=request.matched[1],
+                output=request.decode,
             )
         )
         if number + 1 < len(workflow.turns):
