@@ -32,6 +32,9 @@ def predict(
         Path | None,
         typer.Option("--csv", help="The turns instead: a CSV with agent,prefill_len,decode_len.", show_default=False),
     ] = None,
+    turns: Annotated[
+        int | None, typer.Option(min=1, help="Turns of a workflow, other than the shape has.", show_default=False)
+    ] = None,
     choice: Annotated[str, typer.Option(help="Who speaks: round-robin, random or skewed (Zipf).")] = "round-robin",
     scale: Annotated[float, typer.Option(min=0, help="Times all token counts.")] = 1.0,
     workflows: Annotated[int, typer.Option(min=1, help="How many arrive.")] = 128,
@@ -52,7 +55,9 @@ def predict(
 
     if shape not in SHAPES or choice not in CHOICES:
         raise DescantError(f"Choose --shape {' or '.join(SHAPES)}, and --choice {' or '.join(CHOICES)}.")
-    trace = read_csv(csv) if csv else SHAPES[shape]()
+    if csv and turns:
+        raise DescantError("The CSV has its turns: leave out --turns.")
+    trace = read_csv(csv) if csv else SHAPES[shape](turns) if turns else SHAPES[shape]()
     found: list[Comparison] = []
     refused: list[str] = []
     for name in devices.split(","):
