@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from descant.runtime.console import command, err, note
 from descant.runtime.errors import DescantError
+
+if TYPE_CHECKING:
+    from descant.workflows.bench.schedule import Workflow
 
 
 def add_to(app: typer.Typer) -> None:
@@ -68,7 +71,7 @@ def predict(
             model = MODELS[wanted] if wanted in MODELS else model_at(Path(wanted))
             for count in _numbers(agents):
 
-                def load(rate: float, count: int = count) -> list:
+                def load(rate: float, count: int = count) -> list[Workflow]:
                     return schedule(
                         trace, workflows=workflows, agents=count, choice=choice, scale=scale, rate=rate, seed=seed
                     )
