@@ -445,7 +445,8 @@ def _app() -> typer.Typer:
 
 def test_predict_prints_a_table_that_says_so(tmp_path: Path) -> None:
     wanted = ["--device", "H200", "--model", "Llama-3.1-8B", "--agents", "2,400", "--rank", "64", "--workflows", "24"]
-    done = runner.invoke(_app(), ["predict", *wanted, "--first-rate", "0.1", "--output", str(tmp_path / "it.json")])
+    files = ["--output", str(tmp_path / "it.json"), "--plots", str(tmp_path / "plots")]
+    done = runner.invoke(_app(), ["predict", *wanted, "--first-rate", "0.1", *files])
     assert done.exit_code == 0, done.output
     head, _, row = done.stdout.splitlines()[:3]
     figures = [cell.strip() for cell in head.strip("|").split("|")][3:]
@@ -456,6 +457,9 @@ def test_predict_prints_a_table_that_says_so(tmp_path: Path) -> None:
     assert written["predicted"] is True
     assert written["throughput_gain"] > 1
     assert written["p95_reduction"] > 1
+    (drawn,) = (tmp_path / "plots").iterdir()
+    assert drawn.name == "predicted-H200-Llama-3.1-8B.png"
+    assert drawn.read_bytes().startswith(b"\x89PNG")
     assert all(point["retracted"] == 0 for point in written["nonshared"] + written["icarus"])
 
 

@@ -49,10 +49,14 @@ def predict(
     output: Annotated[
         Path | None, typer.Option(help="A JSON file for all points of all curves.", show_default=False)
     ] = None,
+    plots: Annotated[
+        Path | None, typer.Option(help="A folder for plots of the curves; needs matplotlib.", show_default=False)
+    ] = None,
 ) -> None:
     """Predict nonshared against icarus on GPUs that are not there; every figure is simulated, none measured."""
     from descant.workflows.bench.predict.machine import GPUS
     from descant.workflows.bench.predict.model import MODELS, model_at
+    from descant.workflows.bench.predict.plots import plot
     from descant.workflows.bench.predict.study import Comparison, compare, table
     from descant.workflows.bench.traces import CHOICES, SHAPES, read_csv, schedule
 
@@ -87,6 +91,8 @@ def predict(
     if output:
         output.write_text(json.dumps([one.as_json() for one in found], indent=1), encoding="utf-8")
         note(f"Written: {output}")
+    if plots:
+        note(f"Written: {', '.join(map(str, plot(found, plots)))}")
     if refused and not found:
         raise typer.Exit(1)
 
