@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from descant.runtime.errors import DescantError
 from descant.workflows.bench.predict.model import DTYPE_BYTES, Model
@@ -60,21 +61,25 @@ class Roofline:
     def turn(self) -> float:
         return self.gpu.turn
 
-    def flops(self, step: Step) -> int:
-        """Operations: two a parameter and row, four a head's dimension and (query, key) pair for QK^T and PV."""
+    @cached_property
+    def sizes(self) -> tuple[int, int, int]:
+        """Parameters of all layers, of the head, and of an adapter."""
         model = self.model
         adapter = model.adapter_parameters(self.rank, self.scheme.targets)
-        attention = 2 * step.pairs * model.layers * model.heads * model.head_dim
-        products = step.rows * model.layer_parameters + step.adapted * adapter + step.logits * model.head_parameters
-        return 2 * (products + attention)
+        return model.layer_parameters, model.head_parameters, adapter
+
+    def flops(self, step: Step) -> int:
+        """Operations: two a parameter and row, four a head's dimension and (query, key) pair for QK^T and PV."""
+        layers, head, adapter = self.sizes
+        attention = 2 * step.pairs * self.model.layers * self.model.heads * self.model.head_dim
+        return 2 * (step.rows * layers + step.adapted * adapter + step.logits * head + attention)
 
     def bytes(self, step: Step) -> int:
         """Memory traffic: weights and each adapter once, the KV of each request once, what is written. Activations
         are left out."""
-        model = self.model
-        adapter = model.adapter_parameters(self.rank, self.scheme.targets)
-        weights = model.layer_parameters + step.adapters * adapter + (model.head_parameters if step.logits else 0)
-        return weights * DTYPE_BYTES + (step.kv + step.written) * model.kv_bytes
+        layers, head, adapter = self.sizes
+        weights = layers + step.adapters * adapter + (head if step.logits else 0)
+        return weights * DTYPE_BYTES + (step.kv + step.written) * self.model.kv_bytes
 
     def seconds(self, step: Step) -> float:
         gpu = self.gpu

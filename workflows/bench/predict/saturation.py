@@ -1,4 +1,4 @@
-"""Where a scheme saturates: the rate is doubled until throughput no longer grows, then filled in around the highest."""
+"""Where a scheme saturates: the rate is doubled until throughput no longer grows, then filled in around its peak."""
 
 from __future__ import annotations
 
@@ -87,10 +87,9 @@ def saturate(setting: Setting, first: float) -> list[Point]:
             "--first-rate."
         )
     top = max(range(len(points)), key=lambda place: points[place].throughput)
-    for place in (top - 1, top):
-        if 0 <= place < len(points) - 1:
-            factors = [2 ** (part / FILLED) for part in range(1, FILLED)]
-            points += [setting.point(points[place].rate * factor) for factor in factors]
+    knee = points.index(peak(points))
+    for place in sorted({knee - 1, knee, top - 1, top} & set(range(len(points) - 1))):
+        points += [setting.point(points[place].rate * 2 ** (part / FILLED)) for part in range(1, FILLED)]
     return sorted(points, key=lambda point: point.rate)
 
 
