@@ -1,0 +1,142 @@
+"""The commands `descant bench predict` and `descant bench calibrate`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from descant.runtime.console import command, err, note
+from descant.runtime.errors import DescantError
+
+if TYPE_CHECKING:
+    from descant.workflows.bench.schedule import Workflow
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register both."""
+    app.command()(predict)
+    app.command()(calibrate)
+
+
+@command
+def predict(
+    devices: Annotated[str, typer.Option("--device", metavar="NAME,…", help="A100-80GB, H200.")] = "A100-80GB,H200",
+    models: Annotated[
+        str, typer.Option("--model", metavar="NAME,…", help="Llama-3.1-8B, Qwen3-14B, or paths of a config.json.")
+    ] = "Llama-3.1-8B,Qwen3-14B",
+    agents: Annotated[str, typer.Option(metavar="N,…", help="Numbers of agents.")] = "2,4,8,16,32",
+    rank: Annotated[int, typer.Option(min=1, help="Of the LoRA adapters; the ICaRus paper's is 128.")] = 128,
+    shape: Annotated[str, typer.Option(help="react or reflexion: the turns of a workflow.")] = "react",
+    csv: Annotated[
+        Path | None,
+        typer.Option("--csv", help="The turns instead: a CSV with agent,prefill_len,decode_len.", show_default=False),
+    ] = None,
+    turns: Annotated[
+        int | None, typer.Option(min=1, help="Turns of a workflow, other than the shape has.", show_default=False)
+    ] = None,
+    choice: Annotated[str, typer.Option(help="Who speaks: round-robin, random or skewed (Zipf).")] = "round-robin",
+    scale: Annotated[float, typer.Option(min=0, help="Times all token counts.")] = 1.0,
+    workflows: Annotated[int, typer.Option(min=1, help="How many arrive.")] = 128,
+    seed: Annotated[int, typer.Option(help="Of arrivals and choices.")] = 0,
+    first_rate: Annotated[float, typer.Option(min=1e-6, help="Workflows/s, from where on the rate is doubled.")] = 0.01,
+    flops_share: Annotated[float, typer.Option(min=0.01, max=1, help="Of the peak arithmetic, assumed.")] = 0.6,
+    bandwidth_share: Annotated[float, typer.Option(min=0.01, max=1, help="Of the peak bandwidth, assumed.")] = 0.8,
+    overhead_ms: Annotated[float, typer.Option(min=0, help="Of a step beside its work, assumed.")] = 2.0,
+    output: Annotated[
+        Path | None, typer.Option(help="A JSON file for all points of all curves.", show_default=False)
+    ] = None,
+    plots: Annotated[
+        Path | None, typer.Option(help="A folder for plots of the curves; needs matplotlib.", show_default=False)
+    ] = None,
+) -> None:
+    """Predict nonshared against icarus on GPUs that are not there; every figure is simulated, none measured."""
+    from descant.workflows.bench.predict.machine import GPUS
+    from descant.workflows.bench.predict.model import MODELS, model_at
+    from descant.workflows.bench.predict.plots import plot
+    from descant.workflows.bench.predict.study import Comparison, compare, table
+    from descant.workflows.bench.traces import CHOICES, SHAPES, read_csv, schedule
+
+    if shape not in SHAPES or choice not in CHOICES:
+        raise DescantError(f"Choose --shape {' or '.join(SHAPES)}, and --choice {' or '.join(CHOICES)}.")
+    if csv and turns:
+        raise DescantError("The CSV has its turns: leave out --turns.")
+    trace = read_csv(csv) if csv else SHAPES[shape](turns) if turns else SHAPES[shape]()
+    found: list[Comparison] = []
+    refused: list[str] = []
+    for name in devices.split(","):
+        if name not in GPUS:
+            raise DescantError(f"No data of a device {name}: choose of {', '.join(GPUS)}.")
+        gpu = replace(GPUS[name], flops_share=flops_share, bandwidth_share=bandwidth_share, overhead=overhead_ms / 1000)
+        for wanted in models.split(","):
+            model = MODELS[wanted] if wanted in MODELS else model_at(Path(wanted))
+            for count in _numbers(agents):
+
+                def load(rate: float, count: int = count) -> list[Workflow]:
+                    return schedule(
+                        trace, workflows=workflows, agents=count, choice=choice, scale=scale, rate=rate, seed=seed
+                    )
+
+                with err.status(f"{name}, {model.name}, {count} agents"):
+                    try:
+                        found.append(compare(gpu, model, count, rank, load, first_rate))
+                    except DescantError as error:
+                        refused.append(f"{name}, {model.name}, {count} agents: {error}")
+    print(table(found))
+    for line in refused:
+        note(line)
+    if output:
+        output.write_text(json.dumps([one.as_json() for one in found], indent=1), encoding="utf-8")
+        note(f"Written: {output}")
+    if plots:
+        note(f"Written: {', '.join(map(str, plot(found, plots)))}")
+    if refused and not found:
+        raise typer.Exit(1)
+
+
+@command
+def calibrate(
+    file: Annotated[Path, typer.Argument(help="What descant bench agents wrote.", show_default=False)],
+    chunk: Annotated[
+        int, typer.Option(min=1, help="Tokens of a prefill step there at most: --chunked-prefill-size.")
+    ] = 4096,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Fit the model of a machine to some cells of a benchmark, predict the others, and show how far off that is."""
+    from descant.workflows.bench.predict.measured import calibrate as run
+    from descant.workflows.bench.predict.measured import measured, render
+
+    found = run(measured(file, chunk))
+    if as_json:
+        cells = [
+            {
+                "scheme": one.scheme,
+                "constants": asdict(one.machine),
+                "cells": [
+                    {
+                        "agents": judged.cell.agents,
+                        "rate": judged.cell.rate,
+                        "fitted": judged.fitted,
+                        **asdict(judged.error),
+                    }
+                    for judged in one.cells
+                ],
+            }
+            for one in found
+        ]
+        print(json.dumps(cells, indent=1))
+    else:
+        print(render(found))
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        found = [int(word) for word in text.split(",")]
+    except ValueError as error:
+        raise DescantError(f"--agents {text} is no list of numbers: write them with commas between.") from error
+    if min(found) < 1:
+        raise DescantError(f"--agents {text} has a number below 1.")
+    return found
