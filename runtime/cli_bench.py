@@ -15,6 +15,7 @@ import typer
 
 from descant.runtime.console import command, err, note, out
 from descant.runtime.errors import DescantError
+from descant.workflows.bench.predict.command import add_to as add_predictions
 
 if TYPE_CHECKING:
     from descant.workflows.bench.traces import Trace
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 bench_app = typer.Typer(help="Measure agents on one KV cache against agents with one each.", no_args_is_help=True)
+add_predictions(bench_app)
 
 Shape = Annotated[str, typer.Option(help="react or reflexion: the turns of a workflow.")]
 Csv = Annotated[

@@ -27,11 +27,12 @@ from rich.console import Console
 from descant.runtime.errors import DescantError
 from descant.workflows.bench import traces
 from descant.workflows.bench.cells import Book, Cell, Key, read
-from descant.workflows.bench.load import Reply, Row, run_load
+from descant.workflows.bench.load import Reply, run_load
 from descant.workflows.bench.measures import Spread, by_turn, held_by_trajectory, measures, percentile, spreads
 from descant.workflows.bench.plots import plot
 from descant.workflows.bench.recipe import Recipe
 from descant.workflows.bench.report import render
+from descant.workflows.bench.row import Row
 from descant.workflows.bench.schedule import Turn, Workflow
 from descant.workflows.bench.search import doubling, next_cell
 from descant.workflows.bench.sweep import Target, own_servers, sweep

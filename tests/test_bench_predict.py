@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,17 +17,21 @@ from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
 from typer.testing import CliRunner
 
 from descant.runtime.errors import DescantError
+from descant.workflows.bench import cells as benchmark
+from descant.workflows.bench.cells import Book, Key
+from descant.workflows.bench.measures import percentile
 from descant.workflows.bench.predict.calibrate import Cell, Fitted, errors, fit
 from descant.workflows.bench.predict.command import add_to
 from descant.workflows.bench.predict.machine import GPUS, Roofline, pool_tokens
 from descant.workflows.bench.predict.measured import calibrate, measured, render
 from descant.workflows.bench.predict.model import MODELS, model_at
-from descant.workflows.bench.predict.outcome import outcome, percentile, schedule_of
+from descant.workflows.bench.predict.outcome import outcome, schedule_of
 from descant.workflows.bench.predict.pool import Pool
 from descant.workflows.bench.predict.saturation import Setting, highest, peak, saturate
 from descant.workflows.bench.predict.scheme import SCHEMES, Scheme
-from descant.workflows.bench.predict.simulate import Limits, Run, Served, simulate
+from descant.workflows.bench.predict.simulate import Limits, Run, simulate
 from descant.workflows.bench.predict.step import Step
+from descant.workflows.bench.row import Row
 from descant.workflows.bench.schedule import Turn, Workflow
 
 NONSHARED, ICARUS = SCHEMES["nonshared"], SCHEMES["icarus"]
@@ -179,8 +183,8 @@ def test_one_agent_by_hand() -> None:
     """100 new tokens and 3 to generate, then 50 new ones and 2; the last of the 3 was not in the pool."""
     run = simulate([Workflow(0, 5.0, (Turn(0, 100, 3), Turn(0, 50, 2)))], NONSHARED, Clockwork(), AMPLE)
     first, second = run.turns
-    assert first == Served(0, 0, 0, 5.0, 5.0, 10_105.0, 10_305.0, 100, 0, 0, 3)
-    assert second == Served(0, 1, 0, 10_305.0, 10_305.0, 20_356.0, 20_456.0, 153, 102, 0, 2)
+    assert first == Row(0, 0, 0, 5.0, 5.0, 10_105.0, 10_305.0, 100, 0, 0, 3)
+    assert second == Row(0, 1, 0, 10_305.0, 10_305.0, 20_356.0, 20_456.0, 153, 102, 0, 2)
 
 
 def test_agents_recompute_alone_and_read_together() -> None:
@@ -387,16 +391,16 @@ def test_errors_are_seen() -> None:
 
 def test_figures_by_hand() -> None:
     turns = [
-        Served(0, 0, 0, 0.0, 0.0, 1.0, 2.0, 10, 0, 0, 5),
-        Served(0, 1, 1, 2.0, 2.0, 5.0, 6.0, 20, 14, 14, 5),
-        Served(1, 0, 0, 1.0, 1.0, 3.0, 5.0, 10, 0, 0, 5),
+        Row(0, 0, 0, 0.0, 0.0, 1.0, 2.0, 10, 0, 0, 5),
+        Row(0, 1, 1, 2.0, 2.0, 5.0, 6.0, 20, 14, 14, 5),
+        Row(1, 0, 0, 1.0, 1.0, 3.0, 5.0, 10, 0, 0, 5),
     ]
     found = outcome(turns)
     assert (found.ttft, found.latency, found.throughput) == (2.0, 5.0, 2 / 6.0)
     assert found.p95 == pytest.approx(4 + 0.95 * 2)
     assert (found.prompt, found.cached, found.foreign) == (40, 14, 14)
-    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
-    assert percentile([7.0], 0.95) == 7.0
+    assert percentile([3.0, 1.0, 2.0], 50) == 2.0
+    assert percentile([7.0], 95) == 7.0
 
 
 def test_two_thousand_turns_take_seconds() -> None:
@@ -481,13 +485,11 @@ def test_predict_refuses_in_a_sentence(words: list[str], why: str) -> None:
 
 def _write(file: Path, cells: list[Cell]) -> None:
     """As descant bench agents writes it."""
-    recipe = {"pool_tokens": cells[0].limits.pool, "max_running": cells[0].limits.requests}
-    lines: list[dict[str, object]] = [{"line": "recipe", "recipe": recipe}, {"line": "started", "command": []}]
+    file.unlink(missing_ok=True)
+    book = Book(file, {"pool_tokens": cells[0].limits.pool, "max_running": cells[0].limits.requests}, {})
     for cell in cells:
-        key = {"scheme": cell.scheme, "agents": cell.agents, "rate": cell.rate, "repeat": 0}
-        lines.append({"line": "cell", **key, "rows": [astuple(turn) for turn in cell.turns]})
-    lines.append({"line": "cell", "scheme": "icarus", "agents": 2, "rate": 9.0, "repeat": 0, "error": "it died"})
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        book.add(benchmark.Cell(Key(cell.scheme, cell.agents, cell.rate, 0), cell.turns))
+    book.add(benchmark.Cell(Key("icarus", 2, 9.0, 0), error="it died"))
 
 
 def test_calibrate_reads_a_benchmark_and_holds_every_second_rate_out(tmp_path: Path) -> None:

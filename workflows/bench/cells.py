@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from descant.runtime.errors import DescantError
-from descant.workflows.bench.load import Row
 from descant.workflows.bench.measures import measures
+from descant.workflows.bench.row import Row
 from descant.workflows.bench.watch import Sample, Watched
 
 RECIPE, STARTED, CELL = "recipe", "started", "cell"

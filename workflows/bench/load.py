@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from descant.runtime.client import AsyncClient
 from descant.runtime.errors import DescantError
 from descant.runtime.protocol import Answer
+from descant.workflows.bench.row import Row
 from descant.workflows.bench.schedule import Turn, Workflow
 from descant.workflows.bench.vocabulary import Vocabulary
 
@@ -35,30 +36,6 @@ class Reply:
 
 
 Sender = Callable[[int, Sequence[int], int], Awaitable[Reply]]  # agent, prompt, tokens to generate
-
-
-@dataclass(frozen=True)
-class Row:
-    """One turn as it went. Times are seconds after the load began.
-
-    due: when it could begin: its workflow's arrival, or the end of the turn before. sent: when it was sent, later only
-    by what this process was late. first, end: first and last token.
-    prompt: tokens of the prompt. cached: those of them read from the cache. cross_agent: those of these that another
-    agent had written. output: tokens generated. queued: as in Reply.
-    """
-
-    workflow: int
-    turn: int
-    agent: int
-    due: float
-    sent: float
-    first: float
-    end: float
-    prompt: int
-    cached: int
-    cross_agent: int
-    output: int
-    queued: float | None = None
 
 
 async def run_load(

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from descant.workflows.bench.load import Row
+from descant.workflows.bench.row import Row
 from descant.workflows.bench.watch import Watched
 
 PERCENTILES = (50, 90, 95, 99)

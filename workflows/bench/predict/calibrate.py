@@ -25,10 +25,12 @@ from statistics import median
 
 import numpy as np
 
-from descant.workflows.bench.predict.outcome import latencies, outcome, schedule_of
+from descant.workflows.bench.measures import workflow_latencies
+from descant.workflows.bench.predict.outcome import outcome, schedule_of
 from descant.workflows.bench.predict.scheme import scheme_named
-from descant.workflows.bench.predict.simulate import Limits, Run, Served, simulate
+from descant.workflows.bench.predict.simulate import Limits, Run, simulate
 from descant.workflows.bench.predict.step import Step
+from descant.workflows.bench.row import Row
 
 ITERATIONS = 30
 SETTLED = 1e-9  # relative change of the constants
@@ -67,7 +69,7 @@ class Cell:
     agents: int
     rate: float
     limits: Limits
-    turns: tuple[Served, ...]
+    turns: tuple[Row, ...]
 
     @property
     def name(self) -> str:
@@ -135,7 +137,8 @@ def errors(cell: Cell, machine: Fitted) -> Error:
             for one, other in zip(predicted, served, strict=True)
         ),
         latency=median(
-            abs(one / other - 1) for one, other in zip(latencies(predicted), latencies(served), strict=True)
+            abs(one / other - 1)
+            for one, other in zip(workflow_latencies(predicted), workflow_latencies(served), strict=True)
         ),
         p95=ours.p95 / theirs.p95 - 1,
         throughput=ours.throughput / theirs.throughput - 1,
@@ -143,11 +146,11 @@ def errors(cell: Cell, machine: Fitted) -> Error:
     )
 
 
-def _place(turn: Served) -> tuple[int, int]:
+def _place(turn: Row) -> tuple[int, int]:
     return turn.workflow, turn.turn
 
 
-def _measured(turns: Sequence[Served]) -> np.ndarray:
+def _measured(turns: Sequence[Row]) -> np.ndarray:
     """[2T]: each turn's time to the first token, then each turn's time from there to its end; 0 for a single token."""
     ordered = sorted(turns, key=_place)
     first = [turn.first - turn.due for turn in ordered]
@@ -215,7 +218,7 @@ def _least_squares(matrix: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     return found / scale
 
 
-def _first_guess(turns: Sequence[Served]) -> Fitted:
+def _first_guess(turns: Sequence[Row]) -> Fitted:
     """From the turns that were disturbed least: a token of prefill, and a decode step."""
     rows = [(turn.first - turn.due) / (turn.prompt - turn.cached) for turn in turns]
     steps = [(turn.end - turn.first) / (turn.output - 1) for turn in turns if turn.output > 1]

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from descant.runtime.errors import DescantError
+from descant.workflows.bench.cells import read
 from descant.workflows.bench.predict.calibrate import Cell, Error, Fitted, errors, fit
 from descant.workflows.bench.predict.outcome import outcome
-from descant.workflows.bench.predict.simulate import Limits, Served
+from descant.workflows.bench.predict.simulate import Limits
 
 
 def measured(file: Path, chunk: int) -> list[Cell]:
-    """The cells in a benchmark's file: one JSON object a line, first the recipe with its pool, then cells with rows.
-
-    Cells that failed are left out.
+    """The cells in a benchmark's file; those that failed are left out.
 
     Args:
         chunk: tokens of a prefill step on that server at most (--chunked-prefill-size).
@@ -24,19 +22,13 @@ def measured(file: Path, chunk: int) -> list[Cell]:
     Raises:
         DescantError: the file cannot be read, or is no benchmark's.
     """
-    try:
-        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        recipe = next(line["recipe"] for line in lines if line["line"] == "recipe")
-        limits = Limits(recipe["pool_tokens"], chunk, recipe["max_running"])
-        return [
-            Cell(line["scheme"], line["agents"], line["rate"], limits, tuple(Served(*row) for row in line["rows"]))
-            for line in lines
-            if line["line"] == "cell" and "rows" in line
-        ]
-    except OSError as error:
-        raise DescantError(f"{file} cannot be read ({error.strerror}).") from error
-    except (ValueError, KeyError, TypeError, StopIteration) as error:
-        raise DescantError(f"{file} is no benchmark: give what descant bench agents --output FILE wrote.") from error
+    bench = read(file)
+    limits = Limits(bench.recipe["pool_tokens"], chunk, bench.recipe["max_running"])
+    return [
+        Cell(cell.key.scheme, cell.key.agents, cell.key.rate, limits, tuple(cell.rows))
+        for cell in bench.cells.values()
+        if cell.error is None
+    ]
 
 
 @dataclass(frozen=True)

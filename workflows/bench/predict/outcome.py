@@ -1,4 +1,4 @@
-"""What a load's turns come to: latencies, throughput, what was found cached. Served or simulated, alike."""
+"""What a load's turns come to: latencies, throughput, what was found cached. Row or simulated, alike."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from descant.workflows.bench.predict.simulate import Served
+from descant.workflows.bench.measures import percentile, workflow_latencies
+from descant.workflows.bench.row import Row
 from descant.workflows.bench.schedule import Turn, Workflow
 
 
@@ -29,31 +30,12 @@ class Outcome:
     foreign: int
 
 
-def latencies(turns: Sequence[Served]) -> list[float]:
-    """Seconds of each workflow, from its arrival to its last token."""
-    begun: dict[int, float] = {}
-    ended: dict[int, float] = {}
-    for turn in turns:
-        begun[turn.workflow] = min(begun.get(turn.workflow, turn.due), turn.due)
-        ended[turn.workflow] = max(ended.get(turn.workflow, turn.end), turn.end)
-    return [ended[number] - begun[number] for number in sorted(begun)]
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The value that a `share` of `values` does not exceed, interpolated between neighbours."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
-
-
-def outcome(turns: Sequence[Served]) -> Outcome:
-    seconds = latencies(turns)
+def outcome(turns: Sequence[Row]) -> Outcome:
+    seconds = workflow_latencies(turns)
     return Outcome(
         ttft=median(turn.first - turn.due for turn in turns),
         latency=median(seconds),
-        p95=percentile(seconds, 0.95),
+        p95=percentile(seconds, 95),
         throughput=len(seconds) / (max(turn.end for turn in turns) - min(turn.due for turn in turns)),
         prompt=sum(turn.prompt for turn in turns),
         cached=sum(turn.cached for turn in turns),
@@ -61,9 +43,9 @@ def outcome(turns: Sequence[Served]) -> Outcome:
     )
 
 
-def schedule_of(turns: Sequence[Served]) -> list[Workflow]:
+def schedule_of(turns: Sequence[Row]) -> list[Workflow]:
     """The schedule that was served, from its turns."""
-    by_workflow: dict[int, list[Served]] = {}
+    by_workflow: dict[int, list[Row]] = {}
     for turn in turns:
         by_workflow.setdefault(turn.workflow, []).append(turn)
     found = []

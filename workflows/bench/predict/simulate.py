@@ -20,28 +20,12 @@ from descant.runtime.errors import DescantError
 from descant.workflows.bench.predict.pool import Pool
 from descant.workflows.bench.predict.scheme import Scheme
 from descant.workflows.bench.predict.step import Machine, Step
+from descant.workflows.bench.row import Row
 from descant.workflows.bench.schedule import Workflow
 
 RESERVED_DECODE = 4096  # of a request's output, what admission reserves at most (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)
 REFRESH_EVERY = 32  # scheduling passes between refreshes of waiting prefixes (WAITING_PREFIX_REFRESH_INTERVAL)
 REFRESHED = 128  # waiting requests whose prefixes are refreshed (WAITING_QUEUE_PREFIX_MATCH_MAX)
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """A turn as it went: what a load on a real server records. Times are seconds after the load began."""
-
-    workflow: int
-    turn: int
-    agent: int
-    due: float
-    sent: float
-    first: float
-    end: float
-    prompt: int
-    cached: int
-    cross_agent: int
-    output: int
 
 
 @dataclass(frozen=True)
@@ -68,7 +52,7 @@ class Run:
     peak: tokens of the pool that were not free, at most.
     """
 
-    turns: list[Served] = field(default_factory=list)
+    turns: list[Row] = field(default_factory=list)
     steps: list[tuple[float, float, Step]] = field(default_factory=list)
     prefilled: int = 0
     decoded: int = 0
@@ -338,7 +322,7 @@ class _Simulation:
         assert request.matched is not None
         assert request.first is not None
         self.run.turns.append(
-            Served(
+            Row(
                 workflow=workflow.number,
                 turn=number,
                 agent=request.agent,
