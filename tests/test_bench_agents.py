@@ -29,12 +29,13 @@ from descant.workflows.bench import traces
 from descant.workflows.bench.cells import Book, Cell, Key, read
 from descant.workflows.bench.load import Reply, run_load
 from descant.workflows.bench.measures import Spread, by_turn, held_by_trajectory, measures, percentile, spreads
+from descant.workflows.bench.peak import doubling, peak
 from descant.workflows.bench.plots import plot
 from descant.workflows.bench.recipe import Recipe
 from descant.workflows.bench.report import render
 from descant.workflows.bench.row import Row
 from descant.workflows.bench.schedule import Turn, Workflow
-from descant.workflows.bench.search import doubling, next_cell
+from descant.workflows.bench.search import next_cell
 from descant.workflows.bench.sweep import Target, own_servers, sweep
 from descant.workflows.bench.vocabulary import Vocabulary, vocabulary_of
 from descant.workflows.bench.watch import EVICTED, USED, Sample, Watched, parse
@@ -344,6 +345,13 @@ def test_the_rate_doubles_until_throughput_no_longer_grows() -> None:
     assert list(doubling(1.0, {1: 1, 2: 2, 4: 2.5, 8: 2.6})) == [1, 2, 4, 8]
     assert list(doubling(1.0, {1: 1, 2: 1.09})) == [1, 2]
     assert list(doubling(1.0, {1: 1, 2: None})) == [1, 2]
+
+
+def test_throughput_peaks_where_a_higher_rate_brings_hardly_more() -> None:
+    assert peak({1: 1.0, 2: 1.9, 4: 2.0, 8: 1.8}) == 2
+    assert peak({1: 1.0, 2: 1.89, 4: 2.0}) == 4
+    assert peak({1: 1.0, 2: None}) == 1
+    assert peak({1: None}) is None
 
 
 def test_schemes_take_turns_and_are_compared_where_each_peaks() -> None:

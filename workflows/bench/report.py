@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from descant.workflows.bench.cells import Bench, Cell
 from descant.workflows.bench.measures import Spread, spreads
+from descant.workflows.bench.peak import peak
 
 BASELINE = "nonshared"
 # ICaRus, figure 4: Llama-3.1-8B on A100-80GB under vLLM, ReAct; by number of agents the reduction of P95 latency at the
@@ -99,7 +100,9 @@ def _headline(every: Sequence[Point]) -> str:
         base = curve(every, BASELINE, agents)
         if not base:
             continue
-        top = fastest(base)
+        at = peak({point.rate: point.measures["workflows_per_s"].median for point in base})
+        top = next(point for point in base if point.rate == at)
+        highest = fastest(base)
         for scheme in schemes:
             own = curve(every, scheme, agents)
             if scheme == BASELINE or not own:
@@ -115,8 +118,8 @@ def _headline(every: Sequence[Point]) -> str:
                     *_reduced(top, there, "workflow_p95"),
                     *_reduced(top, there, "turn_p95"),
                     _times(paper[0]),
-                    f"{_median(top, 'workflows_per_s')} → {_median(best, 'workflows_per_s')}",
-                    _times(best.measures["workflows_per_s"].median / top.measures["workflows_per_s"].median),
+                    f"{_median(highest, 'workflows_per_s')} → {_median(best, 'workflows_per_s')}",
+                    _times(best.measures["workflows_per_s"].median / highest.measures["workflows_per_s"].median),
                     _times(paper[1]),
                 ]
             )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from descant.workflows.bench.cells import Key
+from descant.workflows.bench.peak import doubling, peak
 from descant.workflows.bench.recipe import Recipe
 
-GROWTH = 1.1  # a rate twice as high must bring so much more throughput for the next doubling
 Throughput = Mapping[Key, float | None]  # workflows a second; None for a cell that failed
 
 
@@ -24,27 +24,6 @@ def next_cell(recipe: Recipe, done: Throughput) -> Key | None:
                 if key not in done:
                     return key
     return None
-
-
-def doubling(start: float, throughput: Mapping[float, float | None]) -> Iterator[float]:
-    """Rates from `start` on, each twice the one before, until throughput grows by less than GROWTH, or a cell failed.
-
-    Args:
-        throughput: by rate; the iteration ends after the first rate that it lacks.
-    """
-    rate, before = start, 0.0
-    while True:
-        yield rate
-        now = throughput.get(rate)
-        if now is None or now < GROWTH * before:
-            return
-        rate, before = 2 * rate, now
-
-
-def peak(throughput: Mapping[float, float | None]) -> float | None:
-    """The rate with the most throughput; None if all cells failed."""
-    measured = {rate: value for rate, value in throughput.items() if value is not None}
-    return max(measured, key=lambda rate: measured[rate]) if measured else None
 
 
 def at_rates(done: Throughput, scheme: str, agents: int, repeat: int) -> dict[float, float | None]:

@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from descant.runtime.errors import DescantError
+from descant.workflows.bench.peak import GROWTH
+from descant.workflows.bench.peak import peak as peak_rate
 from descant.workflows.bench.predict.outcome import outcome
 from descant.workflows.bench.predict.scheme import Scheme
 from descant.workflows.bench.predict.simulate import Limits, simulate
 from descant.workflows.bench.predict.step import Machine
 from descant.workflows.bench.schedule import Workflow
 
-GROWTH = 1.1  # throughput after a doubling over that before it, below which the scheme is saturated
 DOUBLINGS = 24
-NEAR = 0.95  # of the highest throughput: saturation begins where a rate brings so much
 FILLED = 4  # parts, by equal factors, of each doubling next to the peak
 
 Load = Callable[[float], Sequence[Workflow]]  # the schedule at a rate, in workflows/s
@@ -99,5 +99,6 @@ def highest(points: Sequence[Point]) -> float:
 
 
 def peak(points: Sequence[Point]) -> Point:
-    """Where throughput peaks: the lowest rate that brings nearly the highest. Beyond it only the queue grows."""
-    return next(point for point in points if point.throughput >= NEAR * highest(points))
+    """Where throughput peaks."""
+    at = peak_rate({point.rate: point.throughput for point in points})
+    return next(point for point in points if point.rate == at)
