@@ -28,7 +28,7 @@ METHODS = ("icarus", "lora")
 DEV = 32  # runs
 RANK = 4  # 2 MB a role in bfloat16
 STEPS, BATCH, EVALUATE = 240, 4, 40
-# act copies names, which the base model can do already: at 3e-3 it forgot how, and met unknown ones with known ones.
+# At 3e-3 act reached its best held-out loss at half of the steps and was no better.
 RATES = {"plan": 3e-3, "act": 1e-3, "reflect": 3e-3}
 
 
