@@ -44,19 +44,20 @@ def left_behind(environment: dict[str, str]) -> list[Path]:
 
 
 def test_the_demo_answers_its_question_and_shows_what_sharing_saved(environment: dict[str, str]) -> None:
-    result = subprocess.run([DESCANT, "demo"], capture_output=True, text=True, timeout=540, env=environment)
+    wide = {**environment, "COLUMNS": "250"}  # a line of the transcript is a line
+    result = subprocess.run([DESCANT, "demo"], capture_output=True, text=True, timeout=540, env=wide)
     assert result.returncode == 0, result.stderr
     shown = result.stdout
     assert "\x1b" not in shown, "escape codes in a pipe"
     assert "SmolLM2-135M-Instruct is ready" in shown
     assert "trained for ICaRus" in shown
-    transcript = shown.split("Question  ")[1].split("\n", 1)[1].split("turn  agent")[0]
+    transcript = shown.split("Question  ")[1].split("\n", 1)[1].split("prompt  icarus")[0]
     said = re.findall(r"^(plan|act|reflect|tool|) +(.+)$", transcript, re.MULTILINE)
     speakers = [who for who, text in said if text.strip()]
     assert speakers == [*["plan", "", "act", "tool"] * 2, "plan", "", "act", "tool", "reflect", ""]
     texts = [text for _, text in said if text.strip()]
     assert [texts[1], texts[5], texts[9]] == ["Action: Lookup", "Action: Lookup", "Action: Finish"]
-    assert [texts[2], texts[6], texts[10]] == ["[Portugal]", "[Mongolia]", "[Lisbon and Ulan Bator]"]
+    assert [texts[2], texts[6], texts[10]] == ["[Portugal]", "[Mongolia]", "[Lisbon and Ulaanbaatar]"]
     assert texts[13] == "Action: Reflect[right]"
 
     row = r"^ +(\d+) +(plan|act|reflect) +(\d+) +(\d+) +(\d+) +[\d.]+ s +(\d+) +[\d.]+ s *$"
