@@ -136,6 +136,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--concurrency", type=int, default=4, metavar="K", help="questions at once (%(default)s)")
     parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help="rounds at most (%(default)s)")
     options = parser.parse_args(words)
+    for name in ("limit", "concurrency", "steps"):
+        if (given := getattr(options, name)) is not None and given < 1:
+            parser.error(f"--{name}: give 1 or more")
     console = Console(stderr=True)
     atlas = Atlas(Geonames())
     questions = atlas.questions("test", EACH)

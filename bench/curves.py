@@ -29,6 +29,8 @@ def read(log: Path) -> Points:
         lines = log.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise DescantError(f"The log {log} cannot be read ({error.strerror}).") from error
+    except UnicodeDecodeError as error:
+        raise DescantError(f"{log} is no log of a training run (it is not UTF-8).") from error
     for number, line in enumerate(lines, start=1):
         try:
             entry: dict[str, Any] = json.loads(line)
@@ -61,6 +63,8 @@ def main(words: Sequence[str] | None = None) -> None:
     pairs = [word.partition("=") for word in parser.parse_args(words).runs]
     if wrong := [name for name, equals, _ in pairs if not equals]:
         parser.error(f"{wrong[0]} names no log: write NAME=LOG")
+    if len({name for name, _, _ in pairs}) < len(pairs):
+        parser.error("two runs have one name: write NAME=LOG, each with its own name")
     print(curves({name: read(Path(log)) for name, _, log in pairs}))
 
 

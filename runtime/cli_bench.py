@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import shlex
 import sys
 from collections.abc import Callable
@@ -200,12 +201,15 @@ def report(
     bench = read(file)
     text = render(bench)
     folder = output or file.with_name(f"{file.stem}-report")
-    folder.mkdir(parents=True, exist_ok=True)
-    written = [folder / "report.md"]
-    written[0].write_text(text, encoding="utf-8")
-    if plots:
-        written += plot(bench, folder)
     print(text)
+    written = [folder / "report.md"]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        written[0].write_text(text, encoding="utf-8")
+        if plots:
+            written += plot(bench, folder)
+    except OSError as error:
+        raise DescantError(f"{folder} cannot be written ({error.strerror}): give another --output.") from error
     note(f"Written: {', '.join(map(str, written))}")
 
 
@@ -273,7 +277,7 @@ def _list(text: str | None, option: str, kind: Callable[[str], T]) -> tuple[T, .
         found = tuple(kind(word.strip()) for word in text.split(","))
     except ValueError as error:
         raise DescantError(f"{option} {text} is no list of numbers: write them with commas between.") from error
-    if not all(found) or any(isinstance(value, int | float) and value <= 0 for value in found):
+    if not all(found) or any(isinstance(value, int | float) and not 0 < value < math.inf for value in found):
         raise DescantError(f"{option} {text} has something empty, or not above 0, between its commas.")
     return found
 

@@ -91,6 +91,8 @@ def read(path: Path) -> Bench:
                     cell = Cell.from_json(line)
                     cells[cell.key] = cell
         except (ValueError, KeyError, TypeError) as error:
+            if recipe is None:
+                break
             raise DescantError(f"{path}, line {number} is not of a benchmark: delete the line.") from error
     if recipe is None:
         raise DescantError(f"{path} is no benchmark: descant bench agents --output FILE writes one.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -149,8 +150,11 @@ def schedule(
         rate: workflows a second.
 
     Raises:
-        DescantError: the trace's own agents are asked for, and it names none, or others than there are.
+        DescantError: the trace's own agents are asked for, and it names none, or others than there are; or the scale is
+            not above 0.
     """
+    if not 0 < scale < math.inf:
+        raise DescantError(f"A scale of {scale} leaves no load: give one above 0.")
     if choice == AS_WRITTEN and trace.agents != agents:
         named = "names no agents" if trace.agents is None else f"is for {trace.agents} agents"
         raise DescantError(

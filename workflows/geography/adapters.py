@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from descant.agents.adapter import CONFIG, WEIGHTS
 from descant.agents.shipped import FOLDER as SHIPPED
 from descant.agents.standin import ROLES
-from descant.agents.training.saving import checkpoints
+from descant.agents.training.saving import checkpoints, whole
 from descant.agents.training.train import Recipe, train
 from descant.runtime.checkpoint import demo_checkpoint
 from descant.runtime.errors import DescantError
@@ -54,15 +54,15 @@ def ship(trained: Path, shipped: Path = SHIPPED) -> None:
     """Copy each role's adapter from `trained` to `shipped`, its weights in bfloat16.
 
     Raises:
-        DescantError: one is missing; nothing is copied then.
+        DescantError: one is missing, and nothing is copied; or one cannot be written, and what was there stays.
     """
     if missing := [role for role in ROLES if not (trained / role / CONFIG).is_file()]:
         raise DescantError(f"{trained} has no adapter {', '.join(missing)}: train it first, without --methods lora.")
     for role in ROLES:
         weights = {name: tensor.to(torch.bfloat16) for name, tensor in load_file(trained / role / WEIGHTS).items()}
-        (shipped / role).mkdir(parents=True, exist_ok=True)
-        save_file(weights, shipped / role / WEIGHTS, metadata={"format": "pt"})
-        (shipped / role / CONFIG).write_text((trained / role / CONFIG).read_text())
+        with whole(shipped / role) as scratch:
+            save_file(weights, scratch / WEIGHTS, metadata={"format": "pt"})
+            (scratch / CONFIG).write_text((trained / role / CONFIG).read_text())
 
 
 def main() -> None:
@@ -77,6 +77,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help="of each run (%(default)s)")
     parser.add_argument("--ship", action="store_true", help="then put the ICaRus adapters into the package")
     options = parser.parse_args()
+    if options.steps < 1:
+        parser.error("--steps: give 1 or more")
+    new = options.roles if "icarus" in options.methods else []
+    if options.ship and (
+        lacking := [role for role in ROLES if role not in new and not (options.folder / "icarus" / role).is_dir()]
+    ):
+        parser.error(f"--ship needs icarus adapters of all roles: train {', '.join(lacking)} too, or leave out --ship")
     console = Console(stderr=True)
     model = demo_checkpoint(console)
     write(options.folder / "data", TRAIN, DEV)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 from descant.agents.tools.geonames import Geonames
+from descant.runtime.errors import DescantError
 from descant.workflows.geography.questions import SEED, Atlas
 from descant.workflows.geography.trajectories import Generator
 
@@ -19,15 +21,24 @@ TRAIN, DEV = 4000, 200
 
 
 def write(folder: Path, train: int = TRAIN, dev: int = DEV, seed: int = SEED) -> list[Path]:
-    """Write the samples of the two splits that training reads, and return the files."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write the samples of the two splits that training reads, each file whole or not at all, and return the files.
+
+    Raises:
+        DescantError: they cannot be written.
+    """
     generator = Generator(Atlas(Geonames()))
     files = []
-    for split, count in (("train", train), ("dev", dev)):
-        files.append(folder / f"{split}.jsonl")
-        with files[-1].open("w", encoding="utf-8") as file:
-            for sample in generator.samples(split, count, seed):
-                file.write(json.dumps(sample, ensure_ascii=False) + "\n")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for split, count in (("train", train), ("dev", dev)):
+            files.append(folder / f"{split}.jsonl")
+            part = folder / f".{split}.jsonl"
+            with part.open("w", encoding="utf-8") as file:
+                for sample in generator.samples(split, count, seed):
+                    file.write(json.dumps(sample, ensure_ascii=False) + "\n")
+            part.replace(files[-1])
+    except OSError as error:
+        raise DescantError(f"{folder} cannot be written ({error.strerror}): name another folder.") from error
     return files
 
 
@@ -43,4 +54,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except DescantError as error:
+        sys.exit(str(error))

@@ -88,11 +88,14 @@ def predict(
     print(table(found))
     for line in refused:
         note(line)
-    if output:
-        output.write_text(json.dumps([one.as_json() for one in found], indent=1), encoding="utf-8")
-        note(f"Written: {output}")
-    if plots:
-        note(f"Written: {', '.join(map(str, plot(found, plots)))}")
+    try:
+        if output:
+            output.write_text(json.dumps([one.as_json() for one in found], indent=1), encoding="utf-8")
+            note(f"Written: {output}")
+        if plots:
+            note(f"Written: {', '.join(map(str, plot(found, plots)))}")
+    except OSError as error:
+        raise DescantError(f"{error.filename} cannot be written ({error.strerror}): name another place.") from error
     if refused and not found:
         raise typer.Exit(1)
 
