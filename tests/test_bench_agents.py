@@ -437,7 +437,7 @@ def test_another_recipe_is_refused(tmp_path: Path) -> None:
         Book(file, {**HEAD, "scale": 2.0, "seed": 1}, STARTED)
     assert file.read_bytes() == before
     file.write_text("{}\n")
-    with pytest.raises(DescantError, match="line 1 is not of a benchmark"):
+    with pytest.raises(DescantError, match="is no benchmark"):
         read(file)
     file.write_text("")
     with pytest.raises(DescantError, match="is no benchmark"):
