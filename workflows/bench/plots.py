@@ -45,10 +45,7 @@ def plot(bench: Bench, folder: Path) -> list[Path]:
                 axes = grid[row][column]
                 for scheme in schemes:
                     _line(axes, curve(every, scheme, number), scheme, lambda point: point.rate, name)
-                axes.set_xscale("log", base=2)
-                axes.set_xlabel("offered, workflows/s")
-                axes.set_title(f"{number} agents")
-                axes.set_ylabel(label if column == 0 else "")
+                over_rate(axes, number, label if column == 0 else "")
             grid[0][column].set_yscale("log")
         grid[0][0].legend()
 
@@ -98,6 +95,14 @@ def plot(bench: Bench, folder: Path) -> list[Path]:
         written.append(folder / f"{name}.png")
         figure.savefig(written[-1], dpi=120)
     return written
+
+
+def over_rate(axes: Any, agents: int, label: str) -> None:
+    """A panel over the offered rate; `label` stands at its other axis."""
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("offered, workflows/s")
+    axes.set_title(f"{agents} agents")
+    axes.set_ylabel(label)
 
 
 def _line(axes: Any, line: Sequence[Point], scheme: str, x: Callable[[Point], float], name: str) -> None:

@@ -18,6 +18,7 @@ from descant.runtime.protocol import Call, model_info
 from descant.runtime.server import Server
 from descant.workflows.bench.cells import Book, Cell, Key
 from descant.workflows.bench.load import Row, run_load, sender
+from descant.workflows.bench.predict.scheme import LINEAR
 from descant.workflows.bench.recipe import Recipe
 from descant.workflows.bench.search import next_cell
 from descant.workflows.bench.vocabulary import Vocabulary
@@ -26,7 +27,6 @@ from descant.workflows.bench.watch import Watched, watching
 SILENCE_S = 3600.0  # a request may wait long in the queue of a server that is past saturation
 FLUSH_S = 30.0
 DECODE_LOG_INTERVAL = 10  # the KV gauges are renewed so often; SGLang's own 40 decodes would hide a peak
-CONVENTIONAL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 FLUSH: Call[None] = Call("/flush_cache", {}, lambda _: None, "The server did not empty its cache")
 
 
@@ -50,7 +50,7 @@ def stand_ins(model: Path, scheme: str, agents: int) -> dict[str, Path]:
     seeds = {f"agent-{number}": 201 + number for number in range(agents)}
     if scheme == "icarus":
         return standin_adapters(model, seeds)
-    return standin_adapters(model, seeds, CONVENTIONAL)
+    return standin_adapters(model, seeds, LINEAR)
 
 
 def own_servers(model: Path, recipe: Recipe, lora_paths: Mapping[str, Path], console: Console) -> Deploy:

@@ -11,6 +11,7 @@ from descant.workflows.bench.cells import read
 from descant.workflows.bench.predict.calibrate import Cell, Error, Fitted, errors, fit
 from descant.workflows.bench.predict.outcome import outcome
 from descant.workflows.bench.predict.simulate import Limits
+from descant.workflows.bench.report import table
 
 
 def measured(file: Path, chunk: int) -> list[Cell]:
@@ -91,11 +92,11 @@ HEAD = (
 
 def render(calibrations: Sequence[Calibration]) -> str:
     """Markdown: what was fitted, then a row a cell: how far the prediction is off from what was measured."""
-    lines = [list(HEAD), ["---"] * len(HEAD)]
+    rows = []
     for calibration in calibrations:
         for one in calibration.cells:
             served = outcome(one.cell.turns)
-            lines.append(
+            rows.append(
                 [
                     calibration.scheme,
                     str(one.cell.agents),
@@ -114,7 +115,7 @@ def render(calibrations: Sequence[Calibration]) -> str:
     fitted = "\n".join(
         f"- {calibration.scheme}, fitted: {_constants(calibration.machine)}" for calibration in calibrations
     )
-    return f"{fitted}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"{fitted}\n\n{table(HEAD, rows)}"
 
 
 def _constants(machine: Fitted) -> str:

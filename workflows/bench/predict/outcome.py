@@ -1,4 +1,4 @@
-"""What a load's turns come to: latencies, throughput, what was found cached. Row or simulated, alike."""
+"""What a load's turns come to: latencies, throughput, what was found cached. Served or simulated, alike."""
 
 from __future__ import annotations
 

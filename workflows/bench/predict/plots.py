@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from descant.runtime.errors import DescantError
+from descant.workflows.bench import plots as measured
 from descant.workflows.bench.predict.study import Comparison
 
 # As in the measured plots, but dashed and hollow: no point of these was measured.
 LOOKS = {
-    "nonshared": {"color": "#b04a2f", "marker": "s", "linestyle": "--", "markerfacecolor": "none"},
-    "icarus": {"color": "#1f5fa8", "marker": "o", "linestyle": "--", "markerfacecolor": "none"},
+    scheme: {**measured.LOOKS[scheme], "linestyle": "--", "markerfacecolor": "none"}
+    for scheme in ("nonshared", "icarus")
 }
 ROWS = (("p95", "P95 of a workflow, s (predicted)"), ("throughput", "workflows/s (predicted)"))
 
@@ -41,10 +42,7 @@ def plot(comparisons: Sequence[Comparison], folder: Path) -> list[Path]:
                     points = getattr(one, scheme)
                     rates = [point.rate for point in points]
                     axes.plot(rates, [getattr(point, name) for point in points], label=scheme, **look)
-                axes.set_xscale("log", base=2)
-                axes.set_xlabel("offered, workflows/s")
-                axes.set_title(f"{one.agents} agents")
-                axes.set_ylabel(label if column == 0 else "")
+                measured.over_rate(axes, one.agents, label if column == 0 else "")
             grid[0][column].set_yscale("log")
         grid[0][0].legend()
         file = folder / f"predicted-{device}-{model}.png"
