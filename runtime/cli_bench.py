@@ -3,44 +3,30 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
 from descant.runtime.console import command, err, note, out
 from descant.runtime.errors import DescantError
+from descant.workflows.bench.options import Choice, Csv, Seed, Shape, Turns, listed, turns_of
 from descant.workflows.bench.predict.command import add_to as add_predictions
-
-if TYPE_CHECKING:
-    from descant.workflows.bench.traces import Trace
 
 T = TypeVar("T")
 
 bench_app = typer.Typer(help="Measure agents on one KV cache against agents with one each.", no_args_is_help=True)
 add_predictions(bench_app)
 
-Shape = Annotated[str, typer.Option(help="react or reflexion: the turns of a workflow.")]
-Csv = Annotated[
-    Path | None,
-    typer.Option("--csv", help="The turns instead: a CSV with agent,prefill_len,decode_len.", show_default=False),
-]
-Turns = Annotated[int | None, typer.Option(min=1, help="Turns of a workflow, other than the shape has.")]
-Choice = Annotated[
-    str | None,
-    typer.Option(help="Who speaks: round-robin, random, skewed (Zipf), or as-written in the CSV.", show_default=False),
-]
 Scale = Annotated[
     float | None, typer.Option(min=0, help="Times all token counts; 1/16 by default.", show_default=False)
 ]
 Workflows = Annotated[int | None, typer.Option(min=1, help="Workflows of a cell.", show_default=False)]
-Seed = Annotated[int, typer.Option(help="Of arrivals, choices and ids; repeat r adds r.")]
 Model = Annotated[
     Path | None, typer.Option(exists=True, help="A checkpoint, in place of the demo's SmolLM2-135M-Instruct.")
 ]
@@ -53,7 +39,7 @@ def agents(
         "bench-agents.jsonl"
     ),
     preset: Annotated[
-        str, typer.Option(help="small: 2 agents, two rates, minutes. full: 2, 4 and 8, to saturation, over an hour.")
+        str, typer.Option(help="small: 2 agents, two rates, minutes. full: 2, 4 and 8, to saturation, 70 minutes.")
     ] = "small",
     schemes: Annotated[
         str | None, typer.Option(metavar="NAME,…", help="nonshared,icarus by default; fullshared runs, too.")
@@ -110,7 +96,7 @@ def agents(
 
     if preset not in PRESETS:
         raise DescantError(f"There is no preset {preset!r}: name {' or '.join(PRESETS)}.")
-    trace, chosen = _trace(csv, shape, turns, choice)
+    trace, chosen = turns_of(csv, shape, turns, choice)
     given = {
         "schemes": _list(schemes, "--schemes", str),
         "agents": _list(agents, "--agents", int),
@@ -234,8 +220,8 @@ def export(
     from descant.workflows.bench.traces import schedule
     from descant.workflows.bench.vocabulary import vocabulary_of
 
-    names = _list(adapters, "--adapters", str) or ()
-    trace, chosen = _trace(csv, shape, turns, choice)
+    names = listed(adapters, "--adapters", str)
+    trace, chosen = turns_of(csv, shape, turns, choice)
     load = schedule(
         trace,
         workflows=workflows or PRESETS["small"]["workflows"],
@@ -253,33 +239,9 @@ def export(
     out.print(shlex.join([*words, "--request-rate", "1", "--port", "30000"]), highlight=False, soft_wrap=True)
 
 
-def _trace(csv: Path | None, shape: str, turns: int | None, choice: str | None) -> tuple[Trace, str]:
-    """The turns, and how agents are chosen for them: a CSV says so itself unless it is overruled."""
-    from descant.workflows.bench.presets import DEFAULTS
-    from descant.workflows.bench.traces import AS_WRITTEN, CHOICES, SHAPES, read_csv
-
-    if shape not in SHAPES:
-        raise DescantError(f"There is no shape {shape!r}: name {' or '.join(SHAPES)}.")
-    if choice not in (None, AS_WRITTEN, *CHOICES):
-        raise DescantError(f"There is no choice {choice!r}: name {', '.join((*CHOICES, AS_WRITTEN))}.")
-    if csv is None:
-        return SHAPES[shape](turns) if turns else SHAPES[shape](), choice or DEFAULTS["choice"]
-    if turns is not None:
-        raise DescantError("The CSV has its turns: leave out --turns.")
-    return read_csv(csv), choice or AS_WRITTEN
-
-
 def _list(text: str | None, option: str, kind: Callable[[str], T]) -> tuple[T, ...] | None:
     """Words between commas; None if the option is not given."""
-    if text is None:
-        return None
-    try:
-        found = tuple(kind(word.strip()) for word in text.split(","))
-    except ValueError as error:
-        raise DescantError(f"{option} {text} is no list of numbers: write them with commas between.") from error
-    if not all(found) or any(isinstance(value, int | float) and not 0 < value < math.inf for value in found):
-        raise DescantError(f"{option} {text} has something empty, or not above 0, between its commas.")
-    return found
+    return None if text is None else listed(text, option, kind)
 
 
 def _paths(text: str | None) -> dict[str, Path]:

@@ -472,12 +472,20 @@ def test_predict_prints_a_table_that_says_so(tmp_path: Path) -> None:
     [
         (["--device", "H20"], "No data of a device H20"),
         (["--model", "absent"], "No configuration at absent"),
-        (["--shape", "ring"], "Choose --shape react or reflexion"),
+        (["--device", "H200,H20"], "No data of a device H20"),
+        (["--shape", "ring"], "There is no shape 'ring'"),
+        (["--choice", "loudest"], "There is no choice 'loudest'"),
+        (["--csv", "absent.csv", "--turns", "3"], "leave out --turns"),
         (["--agents", "two"], "no list of numbers"),
-        (["--agents", "0"], "below 1"),
+        (["--agents", "0"], "not above 0"),
+        (["--output", "/proc/descant.json"], "cannot be written"),
+        (["--plots", "/proc/descant"], "cannot be written"),
     ],
 )
-def test_predict_refuses_in_a_sentence(words: list[str], why: str) -> None:
+def test_predict_refuses_in_a_sentence_before_it_simulates(
+    words: list[str], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("descant.workflows.bench.predict.study.compare", None)  # calling it would be a TypeError
     done = runner.invoke(_app(), ["predict", *words])
     assert done.exit_code == 1
     assert why in done.output

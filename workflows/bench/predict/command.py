@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,9 +13,13 @@ import typer
 
 from descant.runtime.console import command, err, note
 from descant.runtime.errors import DescantError
+from descant.workflows.bench.options import Choice, Csv, Seed, Shape, Turns, listed, turns_of
+from descant.workflows.bench.traces import AS_WRITTEN
 
 if TYPE_CHECKING:
     from descant.workflows.bench.schedule import Workflow
+
+AGENTS = (2, 4, 8, 16, 32)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -28,20 +34,20 @@ def predict(
     models: Annotated[
         str, typer.Option("--model", metavar="NAME,…", help="Llama-3.1-8B, Qwen3-14B, or paths of a config.json.")
     ] = "Llama-3.1-8B,Qwen3-14B",
-    agents: Annotated[str, typer.Option(metavar="N,…", help="Numbers of agents.")] = "2,4,8,16,32",
+    agents: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,…", help="Numbers of agents; 2,4,8,16,32 by default, or what the CSV has.", show_default=False
+        ),
+    ] = None,
     rank: Annotated[int, typer.Option(min=1, help="Of the LoRA adapters; the ICaRus paper's is 128.")] = 128,
-    shape: Annotated[str, typer.Option(help="react or reflexion: the turns of a workflow.")] = "react",
-    csv: Annotated[
-        Path | None,
-        typer.Option("--csv", help="The turns instead: a CSV with agent,prefill_len,decode_len.", show_default=False),
-    ] = None,
-    turns: Annotated[
-        int | None, typer.Option(min=1, help="Turns of a workflow, other than the shape has.", show_default=False)
-    ] = None,
-    choice: Annotated[str, typer.Option(help="Who speaks: round-robin, random or skewed (Zipf).")] = "round-robin",
+    shape: Shape = "react",
+    csv: Csv = None,
+    turns: Turns = None,
+    choice: Choice = None,
     scale: Annotated[float, typer.Option(min=0, help="Times all token counts.")] = 1.0,
     workflows: Annotated[int, typer.Option(min=1, help="How many arrive.")] = 128,
-    seed: Annotated[int, typer.Option(help="Of arrivals and choices.")] = 0,
+    seed: Seed = 0,
     first_rate: Annotated[float, typer.Option(min=1e-6, help="Workflows/s, from where on the rate is doubled.")] = 0.01,
     flops_share: Annotated[float, typer.Option(min=0.01, max=1, help="Of the peak arithmetic, assumed.")] = 0.6,
     bandwidth_share: Annotated[float, typer.Option(min=0.01, max=1, help="Of the peak bandwidth, assumed.")] = 0.8,
@@ -58,26 +64,31 @@ def predict(
     from descant.workflows.bench.predict.model import MODELS, model_at
     from descant.workflows.bench.predict.plots import plot
     from descant.workflows.bench.predict.study import Comparison, compare, table
-    from descant.workflows.bench.traces import CHOICES, SHAPES, read_csv, schedule
+    from descant.workflows.bench.traces import schedule
 
-    if shape not in SHAPES or choice not in CHOICES:
-        raise DescantError(f"Choose --shape {' or '.join(SHAPES)}, and --choice {' or '.join(CHOICES)}.")
-    if csv and turns:
-        raise DescantError("The CSV has its turns: leave out --turns.")
-    trace = read_csv(csv) if csv else SHAPES[shape](turns) if turns else SHAPES[shape]()
+    trace, chosen = turns_of(csv, shape, turns, choice)
+    numbers = (trace.agents,) if trace.agents and chosen == AS_WRITTEN else AGENTS
+    if agents is not None:
+        numbers = listed(agents, "--agents", int)
+    if unknown := [name for name in devices.split(",") if name not in GPUS]:
+        raise DescantError(f"No data of a device {', '.join(unknown)}: choose of {', '.join(GPUS)}.")
+    described = [MODELS[name] if name in MODELS else model_at(Path(name)) for name in models.split(",")]
+    with _written():  # a place that cannot be written is known now, not after minutes of simulation
+        if output:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.touch()
+        if plots:
+            plots.mkdir(parents=True, exist_ok=True)
     found: list[Comparison] = []
     refused: list[str] = []
     for name in devices.split(","):
-        if name not in GPUS:
-            raise DescantError(f"No data of a device {name}: choose of {', '.join(GPUS)}.")
         gpu = replace(GPUS[name], flops_share=flops_share, bandwidth_share=bandwidth_share, overhead=overhead_ms / 1000)
-        for wanted in models.split(","):
-            model = MODELS[wanted] if wanted in MODELS else model_at(Path(wanted))
-            for count in _numbers(agents):
+        for model in described:
+            for count in numbers:
 
                 def load(rate: float, count: int = count) -> list[Workflow]:
                     return schedule(
-                        trace, workflows=workflows, agents=count, choice=choice, scale=scale, rate=rate, seed=seed
+                        trace, workflows=workflows, agents=count, choice=chosen, scale=scale, rate=rate, seed=seed
                     )
 
                 with err.status(f"{name}, {model.name}, {count} agents"):
@@ -88,14 +99,12 @@ def predict(
     print(table(found))
     for line in refused:
         note(line)
-    try:
+    with _written():
         if output:
             output.write_text(json.dumps([one.as_json() for one in found], indent=1), encoding="utf-8")
             note(f"Written: {output}")
         if plots:
             note(f"Written: {', '.join(map(str, plot(found, plots)))}")
-    except OSError as error:
-        raise DescantError(f"{error.filename} cannot be written ({error.strerror}): name another place.") from error
     if refused and not found:
         raise typer.Exit(1)
 
@@ -135,11 +144,9 @@ def calibrate(
         print(render(found))
 
 
-def _numbers(text: str) -> list[int]:
+@contextmanager
+def _written() -> Iterator[None]:
     try:
-        found = [int(word) for word in text.split(",")]
-    except ValueError as error:
-        raise DescantError(f"--agents {text} is no list of numbers: write them with commas between.") from error
-    if min(found) < 1:
-        raise DescantError(f"--agents {text} has a number below 1.")
-    return found
+        yield
+    except OSError as error:
+        raise DescantError(f"{error.filename} cannot be written ({error.strerror}): name another place.") from error
