@@ -67,9 +67,9 @@ def predict(
     from descant.workflows.bench.traces import schedule
 
     trace, chosen = turns_of(csv, shape, turns, choice)
-    numbers = (trace.agents,) if trace.agents and chosen == AS_WRITTEN else AGENTS
+    numbers: tuple[int, ...] = (trace.agents,) if trace.agents and chosen == AS_WRITTEN else AGENTS
     if agents is not None:
-        numbers: tuple[int, ...] = listed(agents, "--agents", int)
+        numbers = listed(agents, "--agents", int)
     if unknown := [name for name in devices.split(",") if name not in GPUS]:
         raise DescantError(f"No data of a device {', '.join(unknown)}: choose of {', '.join(GPUS)}.")
     described = [MODELS[name] if name in MODELS else model_at(Path(name)) for name in models.split(",")]
