@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -489,6 +490,15 @@ def test_predict_refuses_in_a_sentence_before_it_simulates(
     done = runner.invoke(_app(), ["predict", *words])
     assert done.exit_code == 1
     assert why in done.output
+
+
+def test_predict_misses_matplotlib_before_it_simulates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("descant.workflows.bench.predict.study.compare", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    done = runner.invoke(_app(), ["predict", "--plots", str(tmp_path / "plots")])
+    assert done.exit_code == 1
+    assert "pip install 'descant[bench]'" in done.output
+    assert not (tmp_path / "plots").exists()
 
 
 def _write(file: Path, cells: list[Cell]) -> None:

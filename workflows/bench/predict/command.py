@@ -62,7 +62,7 @@ def predict(
     """Predict nonshared against icarus on GPUs that are not there; every figure is simulated, none measured."""
     from descant.workflows.bench.predict.machine import GPUS
     from descant.workflows.bench.predict.model import MODELS, model_at
-    from descant.workflows.bench.predict.plots import plot
+    from descant.workflows.bench.predict.plots import check_matplotlib, plot
     from descant.workflows.bench.predict.study import Comparison, compare, table
     from descant.workflows.bench.traces import schedule
 
@@ -73,6 +73,8 @@ def predict(
     if unknown := [name for name in devices.split(",") if name not in GPUS]:
         raise DescantError(f"No data of a device {', '.join(unknown)}: choose of {', '.join(GPUS)}.")
     described = [MODELS[name] if name in MODELS else model_at(Path(name)) for name in models.split(",")]
+    if plots:
+        check_matplotlib()
     with _written():  # a place that cannot be written is known now, not after minutes of simulation
         if output:
             output.parent.mkdir(parents=True, exist_ok=True)

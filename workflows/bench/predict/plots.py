@@ -18,16 +18,22 @@ LOOKS = {
 ROWS = (("p95", "P95 of a workflow, s (predicted)"), ("throughput", "workflows/s (predicted)"))
 
 
-def plot(comparisons: Sequence[Comparison], folder: Path) -> list[Path]:
-    """P95 and throughput over the rate, one file for each device and model, a column a number of agents.
+def check_matplotlib() -> None:
+    """To be asked before minutes of simulation, not after.
 
     Raises:
         DescantError: matplotlib is not installed.
     """
     try:
-        from matplotlib.figure import Figure
+        import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise DescantError("The plots need matplotlib: pip install 'descant[bench]', or leave out --plots.") from error
+
+
+def plot(comparisons: Sequence[Comparison], folder: Path) -> list[Path]:
+    """P95 and throughput over the rate, one file for each device and model, a column a number of agents."""
+    from matplotlib.figure import Figure
+
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for device, model in dict.fromkeys((one.device, one.model) for one in comparisons):
