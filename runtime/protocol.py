@@ -12,7 +12,15 @@ from typing import Any, Generic, TypeVar
 
 import httpx
 
-from descant.runtime.turn import ContextFull, InterruptedTurn, RequestError, Turn, TurnCancelled, TurnTimeout
+from descant.runtime.turn import (
+    ContextFull,
+    InterruptedTurn,
+    RequestError,
+    Turn,
+    TurnCancelled,
+    TurnTimeout,
+    Unreachable,
+)
 
 T = TypeVar("T")
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.05, 0.5
@@ -281,8 +289,8 @@ def backoff(seconds: float) -> Iterator[float]:
         delay = min(2 * delay, LONGEST_DELAY_S)
 
 
-def unreachable(url: str, error: httpx.TransportError) -> RequestError:
-    return RequestError(f"The server at {url} cannot be reached ({_reason(error)}): see its log.")
+def unreachable(url: str, error: httpx.TransportError) -> Unreachable:
+    return Unreachable(f"The server at {url} cannot be reached ({_reason(error)}): see its log.")
 
 
 def _reason(error: httpx.TransportError) -> str:

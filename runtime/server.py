@@ -17,11 +17,14 @@ import httpx
 
 from descant.runtime.errors import DescantError
 from descant.runtime.sglang_command import SGLANG_SERVE
+from descant.runtime.turn import InterruptedTurn, Unreachable
 
 logger = logging.getLogger(__name__)
 
 PORT_TRIES = 3
 STOP_GRACE_S = 5.0
+# SGLang ends 6.5 s after a worker died, having looked at what is left; its clients are cut off before that.
+DYING_S = 15.0
 
 
 class ServerError(DescantError):
@@ -43,7 +46,8 @@ class Server:
         adapters: folder of each adapter, by the name that requests give it.
         kv_sharing: the sharing scheme.
         options: more options of `sglang serve`, as on its command line.
-        log: file that takes the server's output; if None a temporary one, kept only of a server that failed.
+        log: file that takes the server's output; if None a temporary one, kept only of a server that failed a client or
+            by itself.
         ready_timeout: seconds until /health must answer.
 
     Raises:
@@ -68,6 +72,7 @@ class Server:
         self.log = log or Path(tempfile.gettempdir()) / f"descant-server-{os.getpid()}-{id(self):x}.log"
         self._ready_timeout = ready_timeout
         self._process: subprocess.Popen[bytes] | None = None
+        self._lost = False
         self.url = ""
 
     def __enter__(self) -> Server:
@@ -94,12 +99,16 @@ class Server:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        failed = self._process is None or self._process.poll() is not None
+        ended = self._process is None or self._process.poll() is not None
         self._stop()
-        if not failed:
-            self._remove_log()
-        elif not isinstance(error, ServerError):  # which names the log
+        if isinstance(error, ServerError):  # which names the log
+            return
+        if ended:
             logger.warning(f"The server had ended by itself; its log is {self.log}.")
+        elif self._lost or _is_loss(error):  # whose sentence sends the reader to the log
+            logger.warning(f"The server's log is {self.log}.")
+        else:
+            self._remove_log()
 
     @property
     def pid(self) -> int:
@@ -107,10 +116,19 @@ class Server:
         assert self._process is not None
         return self._process.pid
 
-    def check(self) -> None:
-        """Raise ServerError if the server has died."""
-        if self._process is None or self._process.poll() is not None:
-            raise ServerError(f"The server has ended; its log {self.log} ends with:\n{self._log_tail()}")
+    def check(self, seen: BaseException | None = None) -> None:
+        """Raise ServerError if the server has died.
+
+        Args:
+            seen: what a client met. If that is the loss of its connection, the server gets DYING_S seconds to end.
+        """
+        self._lost = self._lost or _is_loss(seen)
+        deadline = time.monotonic() + (DYING_S if _is_loss(seen) else 0)
+        while self._process is not None and self._process.poll() is None:
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(0.1)
+        raise ServerError(f"The server has ended; its log {self.log} ends with:\n{self._log_tail()}")
 
     def _start(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
@@ -162,6 +180,11 @@ class Server:
 
     def _log_text(self) -> str:
         return self.log.read_text(errors="replace")
+
+
+def _is_loss(error: BaseException | None) -> bool:
+    # By its own type: a turn that timed out or was cancelled is an interrupted one, too, but by us.
+    return isinstance(error, Unreachable) or type(error) is InterruptedTurn
 
 
 def _free_port() -> int:

@@ -64,6 +64,10 @@ class RequestError(DescantError):
     """The server refused a request, or could not be reached."""
 
 
+class Unreachable(RequestError):
+    """No connection to the server, or none that lasted until its answer."""
+
+
 class ContextFull(RequestError):
     """The prompt, or what was asked for behind it, does not fit the model's context."""
 

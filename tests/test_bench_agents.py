@@ -520,7 +520,10 @@ def test_a_running_server_is_loaded_by_the_schedule(server: Server, tmp_path: Pa
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in folder.glob("*.png"))
 
 
-def test_a_server_that_dies_is_reported_as_that(checkpoint: Callable[[str], tiny.Checkpoint], tmp_path: Path) -> None:
+@pytest.mark.parametrize("victim", ["server", "worker"])  # which the server outlives by some seconds
+def test_a_server_that_dies_is_reported_as_that(
+    victim: str, checkpoint: Callable[[str], tiny.Checkpoint], tmp_path: Path
+) -> None:
     model, adapters = checkpoint("llama").model, checkpoint("llama").adapters
     recipe = replace(RECIPE, schemes=("nonshared",), agents=(2,), repeats=1, rates=(0.02,))
     assert recipe.schedule(2, 0.02, 0)[1].arrival > 3  # when the server will be gone
@@ -531,7 +534,9 @@ def test_a_server_that_dies_is_reported_as_that(checkpoint: Callable[[str], tiny
     def doomed(scheme: str, agents: int) -> Iterator[Target]:
         with deploy(scheme, agents) as target:
             assert target.pid is not None
-            threading.Timer(1.0, psutil.Process(target.pid).terminate).start()
+            root = psutil.Process(target.pid)
+            (worker,) = [one for one in root.children(recursive=True) if "sglang::scheduler" in one.cmdline()]
+            threading.Timer(1.0, {"server": root.terminate, "worker": worker.kill}[victim]).start()
             yield target
 
     book = Book(tmp_path / "bench.jsonl", HEAD, STARTED)

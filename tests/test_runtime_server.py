@@ -18,6 +18,7 @@ import tiny
 from descant.runtime import server as server_module
 from descant.runtime.client import Client, RequestError
 from descant.runtime.server import Server, ServerError
+from descant.runtime.turn import Unreachable
 
 OPTIONS = ("--dtype", "float32", "--max-total-tokens", "4096")
 PROMPT = [2 + (7 * i) % 400 for i in range(50)]
@@ -72,6 +73,21 @@ def test_a_taken_port_is_not_the_end(
     assert logs() == [server.log]
     assert str(server.log) in str(error.value)
     assert f"its log is {server.log}" in caplog.text
+
+
+def test_a_log_that_a_clients_error_sends_to_is_kept(
+    checkpoint: Callable[[str], tiny.Checkpoint],
+    logs: Callable[[], list[Path]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Also of a server that lives on."""
+    monkeypatch.setattr(server_module, "DYING_S", 0.5)
+    with Server(checkpoint("llama").model, options=OPTIONS) as server:
+        server.check(RequestError("The server refused it."))
+        server.check(Unreachable(f"The server at {server.url} cannot be reached: see its log."))
+    assert logs() == [server.log]
+    assert f"The server's log is {server.log}" in caplog.text
 
 
 def checked_for_ever(server: Server) -> None:

@@ -49,8 +49,8 @@ def serving(
         client = stack.enter_context(Client(server.url))
         try:
             yield client
-        except RequestError:
-            server.check()
+        except RequestError as error:
+            server.check(error)
             raise
 
 

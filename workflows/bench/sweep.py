@@ -33,13 +33,13 @@ FLUSH: Call[None] = Call("/flush_cache", {}, lambda _: None, "The server did not
 @dataclass(frozen=True)
 class Target:
     """A server to load. adapters: agent k's name. pid: of the root of its processes, None where it is not ours.
-    check: raises DescantError with the reason if it is ours and has died."""
+    check: raises DescantError with the reason if it is ours and has died; given what a client met, or None."""
 
     url: str
     adapters: Sequence[str]
     pid: int | None
     metrics: bool
-    check: Callable[[], None] = lambda: None
+    check: Callable[[DescantError | None], None] = lambda _: None
 
 
 Deploy = Callable[[str, int], AbstractContextManager[Target]]  # by scheme and number of agents
@@ -171,7 +171,7 @@ def _run(key: Key, recipe: Recipe, target: Target, vocabulary: Vocabulary, conso
 def _why(error: DescantError, target: Target) -> str:
     """That the server has died says more than what its clients saw of it."""
     try:
-        target.check()
+        target.check(error)
     except DescantError as death:
         return str(death)
     return str(error)
@@ -198,7 +198,7 @@ async def _flush(client: AsyncClient, target: Target) -> None:
         try:
             return await client.call(FLUSH)
         except DescantError:
-            target.check()
+            target.check(None)
             if time.monotonic() > deadline:
                 raise
             await asyncio.sleep(0.05)
