@@ -10,6 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from descant._version import __version__
+from descant.runtime.frontend import language_alone
+
+language_alone()
 
 if TYPE_CHECKING:
     from langgraph.graph import END, START

@@ -15,7 +15,8 @@ from descant._version import __version__
 from descant.runtime import cli_bench, cli_graphs, cli_train
 from descant.runtime.console import command, err, out
 from descant.runtime.errors import DescantError
-from descant.runtime.serve import HELP, added_options, serve_arguments
+from descant.runtime.extras import require
+from descant.runtime.serve import DEMO, HELP, added_options, serve_arguments
 from descant.runtime.sglang_command import SGLANG_SERVE
 
 app = typer.Typer(
@@ -53,8 +54,13 @@ def main(
 )
 @command
 def serve(context: typer.Context) -> None:
-    """Serve a model: sglang serve, with agents on one KV cache."""
-    arguments = context.args
+    """Serve a model: sglang serve, with agents on one KV cache. --demo: the demo's model and its trained adapters."""
+    require("sglang", "torch")
+    arguments = list(context.args)
+    if DEMO in arguments:
+        from descant.workflows.demo_server import demo_arguments
+
+        arguments = demo_arguments(arguments, err)
     line = serve_arguments(arguments)
     added = shlex.join(added_options([] if any(word in HELP for word in arguments) else arguments))
     if added:
@@ -68,6 +74,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
     """Show versions, the accelerator, the backends in use, and whether every hook took; status 1 if not."""
     from descant.runtime.doctor import render, report
 
+    require("sglang", "torch")
     if as_json:
         found = report()
         print(json.dumps(found, indent=1))

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from descant.runtime import protocol
+from descant.runtime import api_key, protocol
 from descant.runtime.protocol import Answer, Call, Steps
 from descant.runtime.turn import RequestError, Turn, TurnTimeout
 
@@ -34,11 +34,12 @@ class Client:
         timeout: seconds without any byte from the server until a request fails.
         retry_for: seconds for which a server that refuses connections is waited for. Nothing that was sent is sent
             again.
+        key: what the server was started with as --api-key; $DESCANT_API_KEY if None.
     """
 
-    def __init__(self, url: str, *, timeout: float = 300.0, retry_for: float = 0.0) -> None:
+    def __init__(self, url: str, *, timeout: float = 300.0, retry_for: float = 0.0, key: str | None = None) -> None:
         self.url = url
-        self._http = httpx.Client(base_url=_address(url), timeout=timeout, **OPTIONS)
+        self._http = httpx.Client(base_url=_address(url), timeout=timeout, headers=_headers(key), **OPTIONS)
         self._timeout, self._retry_for = timeout, retry_for
 
     def __enter__(self) -> Client:
@@ -189,9 +190,9 @@ class Client:
 class AsyncClient:
     """As `Client`, in one event loop."""
 
-    def __init__(self, url: str, *, timeout: float = 300.0, retry_for: float = 0.0) -> None:
+    def __init__(self, url: str, *, timeout: float = 300.0, retry_for: float = 0.0, key: str | None = None) -> None:
         self.url = url
-        self._http = httpx.AsyncClient(base_url=_address(url), timeout=timeout, **OPTIONS)
+        self._http = httpx.AsyncClient(base_url=_address(url), timeout=timeout, headers=_headers(key), **OPTIONS)
         self._retry_for = retry_for
 
     async def __aenter__(self) -> AsyncClient:
@@ -286,6 +287,10 @@ def _address(url: str) -> httpx.URL:
     if address.scheme not in ("http", "https") or not address.host:
         raise RequestError(f"The address {url[:200]!r} is no server's: write http://HOST:PORT.")
     return address
+
+
+def _headers(key: str | None) -> dict[str, str]:
+    return api_key.headers(api_key.api_key() if key is None else api_key.checked(key))
 
 
 def _request(http: httpx.Client | httpx.AsyncClient, call: Call[Any], timeout: float | None = None) -> httpx.Request:

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from descant.runtime.errors import DescantError
+from descant.runtime.extras import not_installed, ours
 
 P = ParamSpec("P")
 
@@ -27,13 +28,21 @@ def command(function: Callable[P, None]) -> Callable[P, None]:
         try:
             function(*args, **kwargs)
         except DescantError as error:
-            err.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
-            raise typer.Exit(1) from error
+            _refuse(error)
+        except ModuleNotFoundError as error:
+            if not ours(error.name):
+                raise
+            _refuse(not_installed(str(error.name)))
         except KeyboardInterrupt:
             err.print("Interrupted.", style="yellow")
             raise typer.Exit(130) from None
 
     return guarded
+
+
+def _refuse(error: DescantError) -> NoReturn:
+    err.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(1) from error
 
 
 def note(text: str) -> None:

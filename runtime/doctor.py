@@ -29,7 +29,7 @@ def report() -> dict[str, Any]:
     except ValueError as error:
         last = next((line for line in reversed(process.stderr.splitlines()) if line.strip()), "it printed nothing")
         raise DescantError(
-            f"SGLang with this plugin does not import ({last.strip()}): reinstall it with pip install .."
+            f"SGLang with this plugin does not import ({last.strip()}): reinstall it with pip install '.[server]'."
         ) from error
 
 

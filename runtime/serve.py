@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from descant.runtime.api_key import api_key
 from descant.runtime.errors import DescantError
 
 # What an agent server wants and SGLang leaves off: sharing, cached token counts in OpenAI-style answers, /metrics.
@@ -17,6 +18,8 @@ LATER_ADAPTERS = (
 )
 HELP = ("-h", "--help")
 MODEL = ("--model-path", "--model")
+DEMO = "--demo"
+API_KEY = "--api-key"
 
 
 def added_options(arguments: Sequence[str]) -> list[str]:
@@ -36,13 +39,22 @@ def serve_arguments(arguments: Sequence[str]) -> list[str]:
     """
     if any(argument in HELP for argument in arguments):
         return list(arguments)
-    if not _names_model(arguments):
-        raise DescantError("Name the model to serve on the command line: descant serve --model-path BASE.")
+    if not names_model(arguments):
+        raise DescantError(
+            f"Name the model to serve on the command line: descant serve --model-path BASE, or {DEMO} for the demo's."
+        )
     model = list(arguments[:1]) if arguments and not arguments[0].startswith("-") else []
-    return [*model, *added_options(arguments), *arguments[len(model) :]]
+    return [*model, *added_options(arguments), *_key(arguments), *arguments[len(model) :]]
 
 
-def _names_model(arguments: Sequence[str]) -> bool:
+def _key(arguments: Sequence[str]) -> list[str]:
+    """Not among the `added_options`, which are printed."""
+    given = any(argument.split("=", 1)[0] == API_KEY for argument in arguments) or API_KEY in _config_options(arguments)
+    key = None if given else api_key()
+    return [API_KEY, key] if key else []
+
+
+def names_model(arguments: Sequence[str]) -> bool:
     if arguments and not arguments[0].startswith("-"):
         return True
     joined = any(argument.startswith(tuple(f"{option}=" for option in MODEL)) for argument in arguments)

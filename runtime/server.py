@@ -16,6 +16,7 @@ from types import TracebackType
 import httpx
 
 from descant.runtime.errors import DescantError
+from descant.runtime.extras import require
 from descant.runtime.sglang_command import SGLANG_SERVE
 from descant.runtime.turn import InterruptedTurn, Unreachable
 
@@ -51,6 +52,7 @@ class Server:
         ready_timeout: seconds until /health must answer.
 
     Raises:
+        NotInstalled: on entry, if SGLang's server is not installed.
         ServerError: on entry, if the server ends or is not ready in time; the message has the end of its log.
     """
 
@@ -76,6 +78,7 @@ class Server:
         self.url = ""
 
     def __enter__(self) -> Server:
+        require("sglang", "torch")
         for attempt in range(PORT_TRIES):
             try:
                 self._start(_free_port())

@@ -72,7 +72,7 @@ def test_an_option_in_the_config_file_wins(tmp_path: Path) -> None:
     [[], ["--port", "1"], ["--port", "1", "--model-path"], ["--config", "server.yaml"], ["--model-type", "llm"]],
 )
 def test_serve_without_a_model_is_one_sentence(given: list[str]) -> None:
-    wanted = "Name the model to serve on the command line: descant serve --model-path BASE."
+    wanted = "Name the model to serve on the command line: descant serve --model-path BASE, or --demo for the demo's."
     assert refused("serve", *given) == wanted
 
 

