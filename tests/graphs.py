@@ -73,7 +73,8 @@ def thread(name: str) -> Any:
 def run_and_report(url: str, checkpoints: Path, report: Path) -> None:
     """In a process that will be killed: run the loop, a line in `report` for each node that is done."""
     app = loop().compile(Client(url), checkpointer=checkpoints)
-    for update in app.stream(QUESTION, thread("run"), stream_mode="updates"):
+    # As `descant run` does: by default LangGraph writes checkpoints in a thread, which may lag behind by any number.
+    for update in app.stream(QUESTION, thread("run"), stream_mode="updates", durability="sync"):
         with report.open("a") as lines:
             lines.write(f"{next(iter(update))}\n")
 

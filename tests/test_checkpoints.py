@@ -49,7 +49,7 @@ def test_a_killed_process_is_gone_on_from(server: Server, tmp_path: Path, nodes:
     app = loop().compile(server.url, checkpointer=file)
     stood = app.get_state(thread("run"))
     had = [step["node"] for step in stood.values["steps"]]
-    # A checkpoint is written while the next node runs, so the newest may be lacking.
+    # A node is reported before its checkpoint is written, so the newest may be lacking.
     assert ALL[: len(had)] == had
     assert len(had) >= len(done) - 1
     state = app.invoke(None, thread("run"))

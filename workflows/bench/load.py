@@ -65,7 +65,7 @@ async def run_load(
         due, ids = workflow.arrival, list[int]()
         for number, turn in enumerate(workflow.turns):
             ids += vocabulary.draw(turn.prefill, f"{seed} {workflow.number} {number}")
-            sent = loop.time() - begin
+            sent = max(due, loop.time() - begin)  # asyncio may wake a clock tick early
             reply = await send(turn.agent, ids, turn.decode)
             end = loop.time() - begin
             _check(workflow, number, turn, ids, reply)
