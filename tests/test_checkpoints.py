@@ -22,7 +22,7 @@ from langgraph.graph import START, StateGraph
 
 from descant.runtime.errors import DescantError
 from descant.workflows.checkpoints import SqliteCheckpoints
-from descant.workflows.run import _stream
+from descant.workflows.run import stream
 
 ALL = ["opening", *["think", "do"] * ROUNDS]
 
@@ -84,7 +84,7 @@ def test_a_run_that_is_cut_off_while_a_checkpoint_is_written_goes_on(tmp_path: P
 
     async def cut_off() -> None:
         saver = Stuck(file)
-        running = asyncio.create_task(_stream(graph.compile(checkpointer=saver), {"steps": []}, thread("t"), print))
+        running = asyncio.create_task(stream(graph.compile(checkpointer=saver), {"steps": []}, thread("t"), print))
         await saver.reached.wait()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -93,7 +93,7 @@ def test_a_run_that_is_cut_off_while_a_checkpoint_is_written_goes_on(tmp_path: P
     asyncio.run(cut_off())
     app = graph.compile(checkpointer=SqliteCheckpoints(file))
     for _ in range(2):  # then over: the same again
-        assert asyncio.run(_stream(app, None, thread("t"), print))["steps"] == ["first", "last"]
+        assert asyncio.run(stream(app, None, thread("t"), print))["steps"] == ["first", "last"]
 
 
 @pytest.mark.parametrize("delay", range(40))
@@ -106,7 +106,7 @@ def test_a_run_that_is_cut_off_anywhere_goes_on(tmp_path: Path, delay: int) -> N
     app = graph.compile(checkpointer=SqliteCheckpoints(tmp_path / "runs.sqlite"))
 
     async def cut_off() -> None:
-        running = asyncio.create_task(_stream(app, {"steps": []}, thread("t"), print))
+        running = asyncio.create_task(stream(app, {"steps": []}, thread("t"), print))
         await asyncio.sleep(0.0003 * delay)
         running.cancel()
         with suppress(asyncio.CancelledError):
@@ -114,7 +114,7 @@ def test_a_run_that_is_cut_off_anywhere_goes_on(tmp_path: Path, delay: int) -> N
 
     asyncio.run(cut_off())
     if app.get_state(thread("t")).values:  # else it was cut off before it began
-        assert asyncio.run(_stream(app, None, thread("t"), print))["steps"] == ["first", "second", "last"]
+        assert asyncio.run(stream(app, None, thread("t"), print))["steps"] == ["first", "second", "last"]
 
 
 @on("llama")

@@ -14,15 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command
 from rich.console import Console
 
 from descant.agents.observation import clean
+from descant.agents.tool import Tool
+from descant.agents.tools.geonames import Geonames
 from descant.runtime.cache import cache_dir
 from descant.runtime.client import Client
 from descant.runtime.errors import DescantError
 from descant.workflows.checkpoints import SqliteCheckpoints
+from descant.workflows.geography.graph import geography
 from descant.workflows.graph import AgentGraph
 from descant.workflows.interrupts import answers, how_to_answer, pending
 from descant.workflows.ready import ROLES, Served, choose, described, ready, toolbox
@@ -50,6 +54,7 @@ class Setup:
         adapters.
     adapters: by role; "" is the base model. A role that is not there gets the adapter of its name.
     passages: a JSONL file. key: the right answer. steps: rounds at most.
+    places: whether plan-act-reflect is the graph that the shipped adapters were trained in, for questions about places.
     examples: whether to show finished transcripts; None shows them where there may be no trained adapters.
     """
 
@@ -63,6 +68,7 @@ class Setup:
     key: str | None = None
     steps: int | None = None
     examples: bool | None = None
+    places: bool = False
 
     def check(self) -> None:
         """Raise DescantError if the parts do not fit."""
@@ -97,7 +103,7 @@ def begin(setup: Setup, thread: str | None, console: Console, show: Show, note: 
     saver = checkpoints()
     thread = thread or uuid.uuid4().hex[:8]
     with alone(thread):
-        if saver.get_tuple(_config(thread)) is not None:
+        if saver.get_tuple(config_of(thread)) is not None:
             raise DescantError(f"There is a run {thread} already: resume it, or choose another --thread.")
         _run(setup, thread, saver, {"question": setup.question}, console, show, note)
 
@@ -113,13 +119,12 @@ def resume(thread: str, server: str | None, answer: str | None, console: Console
         DescantError: there is no such run, the answer is to nothing, or as `begin`.
     """
     saver = checkpoints()
-    found = saver.get_tuple(_config(thread))
+    found = saver.get_tuple(config_of(thread))
     if found is None:
         raise DescantError(f"There is no run {thread}: descant run prints the id of each.")
-    kept = found.metadata.get(SETUP)
-    if not isinstance(kept, str):
+    setup = setup_of(found)
+    if setup is None:
         raise DescantError(f"The run {thread} was not begun by descant run: resume it where it was begun.")
-    setup = Setup(**json.loads(kept))
     if server is not None:
         setup = replace(setup, server=server, model=None)
     given: Command[Any] | None = None if answer is None else Command(resume=answers(thread, pending(found), answer))
@@ -182,33 +187,20 @@ def _run(
     own = user_graph(setup.workflow) if is_user_graph(setup.workflow) else None
     if own is not None and "question" not in own.state.__annotations__:
         raise DescantError(f"The state of {setup.workflow} has no key question: add one, where the question goes.")
-    tools = toolbox(Path(setup.passages) if setup.passages else None, setup.wikipedia) if own is None else None
+    tools = toolbox_of(setup) if own is None else None
     with reach(setup.server, Path(setup.model) if setup.model else None, console) as (client, served):
         graph = own
         if graph is None:
             assert tools is not None
-            adapters = choose(setup.workflow, setup.adapters or {}, served)
-            examples = untrained(setup.server, adapters) if setup.examples is None else setup.examples
-            graph = ready(
-                setup.workflow,
-                adapters,
-                tools(),
-                context=served.context,
-                key=setup.key,
-                steps=setup.steps,
-                examples=examples,
-            )
-            # What was chosen now is what a resumption has to choose.
-            setup = replace(setup, adapters={role: name or "" for role, name in adapters.items()}, examples=examples)
+            graph, setup = ready_graph(setup, served, tools)
         for agent in graph.agents.values():
             served.check(agent.adapter)
         agents = {agent.name: agent.adapter for agent in graph.agents.values()}
         note(f"{described(agents)}.")
         note(f"Run {thread}: if it is cut off, descant run --resume {thread} goes on with it.")
         show({"event": RUN, "thread": thread, **asdict(setup), "agents": agents})
-        config = _config(thread)
-        config["metadata"] = {SETUP: json.dumps(asdict(setup))}
-        state = asyncio.run(_stream(graph.compile(client, checkpointer=saver), given, config, show))
+        config = config_of(thread, setup)
+        state = asyncio.run(stream(graph.compile(client, checkpointer=saver), given, config, show))
     found = saver.get_tuple(config)
     if found is not None and (asked := pending(found)):
         for one in asked:
@@ -218,15 +210,56 @@ def _run(
         show(result(graph, thread, state))
 
 
-async def _stream(
+def toolbox_of(setup: Setup) -> Callable[[], list[Tool]]:
+    """What makes the tools of a ready-made graph; see `toolbox`."""
+    return toolbox(Path(setup.passages) if setup.passages else None, setup.wikipedia)
+
+
+def ready_graph(setup: Setup, served: Served, tools: Callable[[], list[Tool]]) -> tuple[AgentGraph, Setup]:
+    """The ready-made graph, and the setup with what was chosen now, which is what a resumption has to choose.
+
+    Raises:
+        DescantError: the server lacks an adapter.
+    """
+    adapters = choose(setup.workflow, setup.adapters or {}, served)
+    if setup.places and setup.workflow == "plan-act-reflect":
+        examples = False
+        graph = geography(adapters, Geonames())
+    else:
+        examples = untrained(setup.server, adapters) if setup.examples is None else setup.examples
+        graph = ready(
+            setup.workflow,
+            adapters,
+            tools(),
+            context=served.context,
+            key=setup.key,
+            steps=setup.steps,
+            examples=examples,
+        )
+    return graph, replace(setup, adapters={role: name or "" for role, name in adapters.items()}, examples=examples)
+
+
+def setup_of(found: CheckpointTuple) -> Setup | None:
+    """How the run of this checkpoint was set up; None if it was not begun here."""
+    kept = found.metadata.get(SETUP)
+    return Setup(**json.loads(kept)) if isinstance(kept, str) else None
+
+
+async def stream(
     app: CompiledStateGraph[Any, Any, Any, Any],
     given: Mapping[str, Any] | Command[Any] | None,
     config: RunnableConfig,
     show: Show,
+    see: Show = lambda _: None,
 ) -> Mapping[str, Any]:
-    """The last state. Ctrl-C cancels this task, which ends the turn that is running on the server too."""
+    """The last state. Ctrl-C cancels this task, which ends the turn that is running on the server too.
+
+    Args:
+        show: gets each event. see: gets each state, from that in which the run stands on.
+    """
     snapshot = await app.aget_state(config)
     state: Mapping[str, Any] = snapshot.values
+    see(state)
     # Not `snapshot.next`: cut off while a checkpoint was written, a run has tasks that are done, and more after them.
     if given is None and not snapshot.tasks:
         return state
@@ -234,6 +267,7 @@ async def _stream(
     async for mode, event in app.astream(given, config, stream_mode=["custom", "values"], durability="sync"):
         if mode == "values":
             state = event
+            see(state)
         else:
             show(event)
     return state
@@ -252,5 +286,9 @@ def result(graph: AgentGraph, thread: str, state: Mapping[str, Any]) -> dict[str
     }
 
 
-def _config(thread: str) -> RunnableConfig:
-    return {"configurable": {"thread_id": thread}}
+def config_of(thread: str, setup: Setup | None = None) -> RunnableConfig:
+    """LangGraph's config of a run; with `setup`, each checkpoint keeps that."""
+    config: RunnableConfig = {"configurable": {"thread_id": thread}}
+    if setup is not None:
+        config["metadata"] = {SETUP: json.dumps(asdict(setup))}
+    return config
