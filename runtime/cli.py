@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from descant._version import __version__
-from descant.runtime import cli_bench, cli_graphs, cli_train
+from descant.runtime import cli_bench, cli_graphs, cli_train, cli_ui
 from descant.runtime.console import command, err, out
 from descant.runtime.errors import DescantError
 from descant.runtime.extras import require
@@ -30,6 +30,7 @@ app.add_typer(cli_bench.bench_app, name="bench")
 
 app.command(cls=cli_graphs.Command)(cli_graphs.run)
 app.command()(cli_train.train)
+app.command(cls=cli_graphs.Command)(cli_ui.ui)
 eval_app.command(cls=cli_graphs.Command)(cli_graphs.hotpotqa)
 
 

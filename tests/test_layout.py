@@ -19,7 +19,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "workflows": ("workflows", "agents", "runtime", "_version"),
 }
 # The command line stands above the rest: its commands import what they run.
-COMMANDS = ("cli", "cli_bench", "cli_graphs", "cli_train")
+COMMANDS = ("cli", "cli_bench", "cli_graphs", "cli_train", "cli_ui")
 ABOVE = {Path(f"runtime/{name}.py"): ("agents", "workflows") for name in COMMANDS}
 SCHEMES_MAY_IMPORT = ("__future__", "abc", "collections", "dataclasses", "json", "pathlib", "re", "typing", "descant")
 

@@ -32,6 +32,22 @@ class SqliteCheckpoints(SqliteSaver):
         except sqlite3.Error as error:
             raise DescantError(f"The checkpoints {path} cannot be used ({error}): name another file.") from error
 
+    def threads(self, limit: int) -> list[tuple[str, str, CheckpointTuple]]:
+        """The threads that began last, newest first: each with when it began (ISO 8601), and its newest checkpoint."""
+        query = (
+            "SELECT thread_id, MIN(checkpoint_id) FROM checkpoints WHERE checkpoint_ns = '' "
+            "GROUP BY thread_id ORDER BY MIN(checkpoint_id) DESC LIMIT ?"  # ids grow with time
+        )
+        with self.cursor(transaction=False) as cursor:
+            rows = cursor.execute(query, (limit,)).fetchall()
+        found = []
+        for thread, first in rows:
+            oldest = self.get_tuple({"configurable": {"thread_id": thread, "checkpoint_id": first}})
+            newest = self.get_tuple({"configurable": {"thread_id": thread}})
+            if oldest is not None and newest is not None:
+                found.append((thread, oldest.checkpoint["ts"], newest))
+        return found
+
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:

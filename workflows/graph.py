@@ -74,6 +74,11 @@ class AgentGraph:
         self._routed: set[str] = set()
         self._names = {START, END}
 
+    @property
+    def cues(self) -> dict[str, str]:
+        """The cue with which each step of an agent begins."""
+        return {name: step.agent.cue for name, step in self._steps.items() if step.agent is not None}
+
     def add_step(
         self,
         name: str,

@@ -38,17 +38,18 @@ Adapters = Mapping[str, str | None]  # by role; None is the base model
 
 @dataclass(frozen=True)
 class Served:
-    """What a server has: its adapters' names, and the longest trajectory, in tokens."""
+    """What a server has: its adapters' names, the longest trajectory, in tokens, and its model's name."""
 
     adapters: tuple[str, ...]
     context: int
+    model: str = ""
 
     @classmethod
     def by(cls, client: Client) -> Served:
         """Raises DescantError if the server cannot be reached, or is none of SGLang's."""
         try:
             base, *adapters = client.call(protocol.models())
-            return cls(tuple(card["id"] for card in adapters), base["max_model_len"])
+            return cls(tuple(card["id"] for card in adapters), base["max_model_len"], base["id"])
         except (ValueError, KeyError, TypeError) as error:
             raise DescantError(f"What answers at {client.url} is no SGLang server: give the address of one.") from error
 
