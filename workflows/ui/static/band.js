@@ -9,7 +9,6 @@ const TEXT_AT_MOST = 4000;
 /** onGoTo gets the span whose text is to be shown in the transcript. */
 export function band(onGoTo) {
   const parts = $("band");
-  const ribbon = $("ribbon");
   const scroller = $("scroller");
   const growing = $("growing");
   const detail = $("part");
@@ -19,7 +18,7 @@ export function band(onGoTo) {
   let chosen = null; // spans
   let hovered = null;
 
-  $("scale").addEventListener("input", (event) => ribbon.style.setProperty("--scale", 2 ** event.target.value));
+  $("scale").addEventListener("input", (event) => scroller.style.setProperty("--scale", 2 ** event.target.value));
   table.addEventListener("toggle", () => run && tabulate());
 
   const placeOf = (event) => shown.findIndex((one) => one.node === event.target.closest("[role=option]"));
@@ -166,22 +165,20 @@ export function band(onGoTo) {
     /** `counted`: whether there may be new spans or turns, and not only more text. */
     update(now, counted) {
       const atEnd = scroller.scrollLeft + scroller.clientWidth >= scroller.scrollWidth - 8;
-      const first = run !== now;
       run = now;
-      if (first && run.agents.length) lanes();
       if (counted) {
+        if ($("lanes").childElementCount === 0 && run.agents.length) lanes();
         draw();
         describe();
         tabulate();
         parts.style.flexGrow = run.length;
-        ribbon.style.setProperty("--spans", run.spans.length);
-        ribbon.style.setProperty("--lanes", run.agents.length);
+        scroller.style.setProperty("--spans", run.spans.length);
         say($("length"), many(run.length, "token"));
       }
       growing.hidden = run.uncounted === 0;
       growing.style.flexGrow = run.uncounted;
       growing.style.setProperty("--colour", colour(run, run.speaking[0] ?? null));
-      if (atEnd && scroller.scrollWidth > scroller.clientWidth) scroller.scrollLeft = scroller.scrollWidth;
+      if (atEnd && run.status === "running") scroller.scrollLeft = scroller.scrollWidth;
     },
   };
 }

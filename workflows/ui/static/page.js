@@ -102,6 +102,8 @@ function show(thread, moveFocus) {
   counted = true;
   draw();
   if (moveFocus) $("run-title").focus();
+  // Of a run that is under way the end is what one came for; of a past one, the beginning.
+  setTimeout(still(() => mine.run.status === "running" && scrollY === 0 && toEnd()), SETTLED_MS);
 }
 
 /** Show what has come, once a frame however much that is. */
@@ -138,7 +140,7 @@ function head() {
     say($("run-about"), parts.filter(Boolean).join(" · "));
     document.title = `${about.question} · Descant`;
   }
-  const status = over && run.status === "running" ? (listed?.status ?? "not known") : run.status;
+  const status = over && run.status === "running" ? (listed?.status ?? "") : run.status;
   $("run-status").dataset.status = status;
   say($("run-status"), sentence(run, status));
   const answered = run.status === "ended" && end.answer != null;
@@ -155,6 +157,7 @@ function sentence(run, status) {
   if (status === "ended") return `Ended: ${run.end?.ended ?? "the graph was through"}.`;
   if (status === "failed") return "Failed.";
   if (status === "stopped") return "Stopped.";
+  if (status === "") return "";
   if (status !== "running") return `${status[0].toUpperCase()}${status.slice(1)}.`;
   if (run.about === null) return "Waiting for the run…";
   return run.speaking.length ? `Running: ${run.speaking.join(", ")} speaks.` : "Running.";

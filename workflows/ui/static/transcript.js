@@ -106,7 +106,7 @@ function folded(run, item) {
       const known = item.parts.length ? item.parts : observation ? [{ kind: "written", text: observation.text }] : [];
       if (known.length) pieces(text, known);
       else say(text, item.kind === "opening" ? "What all agents read first; its text is not at hand." : "");
-      say(preview, known.map((part) => part.text).join("").slice(0, 160).trim());
+      say(preview, (observation?.text ?? known.map((part) => part.text).join("")).slice(0, 160).trim());
     },
   };
 }
