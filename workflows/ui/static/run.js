@@ -148,7 +148,7 @@ export class Run {
       this.#observed.node = event.node;
       this.#observed = null;
     }
-    if (event.start < this.length) this.#cut(event.start, open.turns);
+    if (event.start < this.length) this.#cut(event.start, open.turns, event.node);
     const opening = event.node === "opening";
     if (!open.items.length) {
       const kind = opening ? "opening" : event.agent === null ? "tool" : "turn";
@@ -174,7 +174,7 @@ export class Run {
   }
 
   /** Drop what stands from `position` on. The turns of the step that cuts have read what comes in its place. */
-  #cut(position, own) {
+  #cut(position, own, node) {
     const dropped = this.spans.filter((span) => span.end > position);
     for (const span of dropped) {
       if (span.start < position) continue;
@@ -186,6 +186,8 @@ export class Run {
     this.spans = this.spans
       .filter((span) => span.start < position)
       .map((span) => (span.end > position ? { ...span, end: position, shortened: true } : span));
+    const kept = `the trajectory was cut to its first ${position} tokens`;
+    this.#add({ kind: "note", text: `Before ${node}, ${kept}: what stands above in grey is no longer part of it.` });
     for (const turn of this.turns) {
       if (!own.includes(turn)) turn.until = Math.min(turn.until, position);
     }

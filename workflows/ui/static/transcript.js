@@ -5,7 +5,7 @@ import { $, element, many, say, seconds, share } from "./dom.js";
 
 const GONE = {
   lost: "Not kept: the step did not end, and is said anew if the run goes on.",
-  cut: "No longer in the trajectory: it was cut in front of this.",
+  cut: "No longer in the trajectory.",
 };
 
 export function transcript() {
@@ -30,7 +30,7 @@ export function transcript() {
         if (item.node) view.node.dataset.node = item.node;
         view.node.dataset.state = item.state;
         view.update();
-        if (item.state in GONE) gone(view.node, GONE[item.state]);
+        if (item.state in GONE) gone(view.node, item.state);
       }
       run.changed.clear();
     },
@@ -128,6 +128,8 @@ function pieces(where, parts) {
   });
 }
 
-function gone(node, sentence) {
-  if (node.querySelector(":scope > .gone") === null) node.append(element("p", { class: "gone" }, sentence));
+/** A note says once where the trajectory was cut; who does not see the grey is told at each part. */
+function gone(node, state) {
+  if (node.querySelector(":scope > .gone") !== null) return;
+  node.append(element("p", { class: state === "cut" ? "gone unseen" : "gone" }, GONE[state]));
 }
