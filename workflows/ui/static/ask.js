@@ -11,6 +11,8 @@ export function asking(onBegun) {
   const error = $("ask-error");
   let workflows = [];
 
+  // Not `disabled`, which would take the focus away.
+  const busy = (is) => (button.ariaDisabled = String(is));
   const chosen = () => workflows.find((one) => one.name === new FormData(form).get("workflow"));
 
   function about() {
@@ -33,11 +35,12 @@ export function asking(onBegun) {
 
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
+    if (button.ariaDisabled === "true") return;
     say(error, "");
     const workflow = chosen();
     if (!question.value.trim()) return say(error, "There is no question: write one above.");
     if (!workflow) return say(error, "There is no graph to choose: see what is said above about the server.");
-    button.disabled = true;
+    busy(true);
     try {
       const { thread } = await post("runs", { workflow: workflow.name, question: question.value.trim() });
       question.value = "";
@@ -45,7 +48,7 @@ export function asking(onBegun) {
     } catch (problem) {
       say(error, problem.message);
     } finally {
-      button.disabled = false;
+      busy(false);
     }
   });
 

@@ -88,8 +88,17 @@ function show(thread, moveFocus) {
       runs.refresh();
       draw();
     }),
-    lost: still((sentence) => {
-      mine.trouble = sentence ?? "";
+    lost: still(async (sentence) => {
+      mine.lost = sentence ?? "";
+      if (mine.lost) await runs.refresh();
+      if (current !== mine) return;
+      // Of a run that was cut off no last event will come, however long one waits.
+      if (mine.lost && mine.run.status === "running" && runs.find(thread)?.status === "cut off") {
+        mine.stream.stop();
+        mine.over = true;
+        mine.lost = "This run was cut off before it had ended.";
+      }
+      mine.trouble = mine.lost;
       draw();
     }),
     refused: still(async (sentence) => {
@@ -148,9 +157,15 @@ function head() {
   say($("answer").querySelector("[data-part=answer]"), answered ? String(end.answer) : "");
   say($("run-error"), current.trouble || (run.status === "failed" ? end.message : ""));
   const running = run.status === "running" && !over;
-  $("stop").hidden = !running;
-  $("resume").hidden = !over || !(end ? end.resumable : listed?.resumable);
-  $("stop").disabled = $("resume").disabled = busy;
+  offer($("stop"), running, busy);
+  offer($("resume"), over && (end ? end.resumable : listed?.resumable), busy);
+}
+
+function offer(button, there, busy) {
+  // A button that goes while it has the focus would leave it nowhere.
+  if (!there && document.activeElement === button) $("run-title").focus({ preventScroll: true });
+  button.hidden = !there;
+  button.ariaDisabled = String(busy);
 }
 
 function sentence(run, status) {
@@ -165,6 +180,7 @@ function sentence(run, status) {
 
 async function press(what) {
   const mine = current;
+  if (mine.busy) return;
   mine.busy = true;
   mine.trouble = "";
   draw();
