@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-gpu lint clean
+.PHONY: demo test test-gpu test-page lint clean
 
 demo: $(VENV)/.demo
 	$(BIN)/descant demo
@@ -14,6 +14,10 @@ test: $(VENV)/.test lint
 # On a machine with a CUDA device; fails without one.
 test-gpu: $(VENV)/.test
 	$(BIN)/python -m pytest tests/gpu
+
+# The page in a real browser, on the demo's model; needs Chromium (apt-get install chromium).
+test-page: $(VENV)/.test
+	$(BIN)/python -m pytest tests/page
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

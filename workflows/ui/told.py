@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from descant.workflows import events
-from descant.workflows.alone import Alone
+from descant.workflows.estimate import Estimate
 from descant.workflows.limits import OPENING
 
 STEP = "step"
@@ -21,13 +21,14 @@ class Told:
 
     def __init__(self) -> None:
         self._steps = 0
-        self._alone = Alone()
+        self._together, self._alone = Estimate(shared=True), Estimate(shared=False)
 
     def steps(self, state: Mapping[str, Any]) -> Iterator[Event]:
         """An event for each step that `state` has and the state before had not.
 
-        Each: node, agent, start and tokens, its place in the trajectory, and alone, the cached tokens that each of its
-        turns would have had under `nonshared`. A start before the last end: the trajectory was cut there.
+        Each: node, agent, start and tokens, its place in the trajectory; together and alone, the cached tokens of each
+        of its turns if the cache had been empty before the run, with one for all and with one an adapter.
+        A start before the last end: the trajectory was cut there.
         """
         ids = state.get("ids", ())
         new = state.get("steps", ())[self._steps :]
@@ -39,6 +40,7 @@ class Told:
                 "agent": step["agent"],
                 "start": start,
                 "tokens": step["tokens"],
+                "together": [self._together.turn(ids, turn) for turn in step["turns"]],
                 "alone": [self._alone.turn(ids, turn) for turn in step["turns"]],
             }
             start += step["tokens"]

@@ -40,11 +40,11 @@ export function counters() {
       set("ttft", seconds(median(turns.map((turn) => turn.ttft))), "to the first token");
 
       const known = turns.filter((turn) => turn.alone !== null);
-      const here = sum(known, "prompt") - sum(known, "cached");
+      const here = sum(known, "prompt") - sum(known, "together");
       const apart = sum(known, "prompt") - sum(known, "alone");
       const most = Math.max(here, apart, 1);
-      shared.set(`This run${run.about?.scheme ? ` (${run.about.scheme})` : ""}`, here, most);
-      alone.set("Separate caches (nonshared), estimate", apart, most);
+      shared.set("One cache for all (icarus)", here, most);
+      alone.set("A cache for each adapter (nonshared)", apart, most);
       const times = here > 0 ? apart / here : 0;
       const sentence = `Separate caches would have prefilled ${times.toFixed(1)} times as many tokens.`;
       say(ratio, known.length && times >= 1.05 ? sentence : "");

@@ -5,7 +5,7 @@
  * items: what was said, in order: {kind: turn|opening|tool|note, node, agent, parts: [{kind, text}], state, …}.
  *   state: "open" until the step has ended, then "kept"; "lost" if it never ended, "cut" if it was dropped later.
  * spans: the trajectory: {node, agent, opening, start, end, items}, each right behind the one before.
- * turns: the requests: {agent, prompt, cached, others, output, ttft, alone, until, state}. `until` is how far the turn
+ * turns: the requests: {agent, prompt, cached, others, output, ttft, together, alone, until, state}. `until` is how far the turn
  *   read what still stands: less than `cached` once the trajectory has been cut.
  */
 export class Run {
@@ -125,6 +125,7 @@ export class Run {
       others: event.cross_agent,
       output: event.output_tokens,
       ttft: event.ttft,
+      together: null,
       alone: null,
       until: event.cached_tokens,
       state: "open",
@@ -157,6 +158,7 @@ export class Run {
       open.items = [item];
     }
     open.turns.forEach((turn, place) => {
+      turn.together = event.together?.[place] ?? null;
       turn.alone = event.alone?.[place] ?? null;
       turn.state = "kept";
     });

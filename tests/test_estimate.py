@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import tiny
+from deployments import on
 from engine import Server
 from graphs import QUESTION, loop
 from hypothesis import given
 from hypothesis import strategies as st
 
 from descant.runtime.client import Client
-from descant.workflows.alone import Alone
+from descant.workflows.estimate import Estimate
 from descant.workflows.replay import replay
 
 ids = st.lists(st.integers(0, 2), min_size=1, max_size=8)
@@ -26,13 +27,16 @@ def by_definition(prompt: list[int], earlier: list[list[int]]) -> int:
 
 @given(st.lists(st.tuples(ids, ids, st.sampled_from([None, "plan", "act"])), max_size=8))
 def test_it_is_the_longest_prefix_of_the_adapters_own(turns: list[tuple[list[int], list[int], str | None]]) -> None:
-    alone = Alone()
+    alone, together = Estimate(shared=False), Estimate(shared=True)
+    anybodys: list[list[int]] = []
     processed: dict[str | None, list[list[int]]] = {}
     for prompt, output, adapter in turns:
         record: dict[str, Any] = {"prompt_tokens": len(prompt), "output_ids": output, "adapter": adapter}
         own = processed.setdefault(adapter, [])
         assert alone.turn([*prompt, 7, 7], record) == by_definition(prompt, own)
+        assert together.turn([*prompt, 7, 7], record) == by_definition(prompt, anybodys)
         own.append([*prompt, *output[:-1]])
+        anybodys.append(own[-1])
 
 
 def test_a_server_that_shares_nothing_finds_as_much(
@@ -44,9 +48,18 @@ def test_a_server_that_shares_nothing_finds_as_much(
         state = loop().compile(client).invoke(QUESTION)
         server.flush()
         measured = [turn["cached_tokens"] for turn in replay(client, state)]
-    alone = Alone()
+    alone = Estimate(shared=False)
     turns = [turn for step in state["steps"] for turn in step["turns"]]
     assert [alone.turn(state["ids"], turn) for turn in turns] == measured
     assert measured[:2] == [0, 0]
     assert min(measured[2:]) > 0
     assert {turn["adapter"] for turn in turns} == {"plan", "act"}
+
+
+@on("llama")
+def test_a_server_that_shares_finds_as_much(server: Server) -> None:
+    state = loop().compile(server.url).invoke(QUESTION)
+    together = Estimate(shared=True)
+    turns = [turn for step in state["steps"] for turn in step["turns"]]
+    assert [together.turn(state["ids"], turn) for turn in turns] == [turn["cached_tokens"] for turn in turns]
+    assert min(turn["cached_tokens"] for turn in turns[1:]) > 0

@@ -1,4 +1,4 @@
-"""What a run would have found in the cache if each adapter had one of its own: `nonshared`, estimated from the ids."""
+"""What the turns of a run find in a cache that was empty before: one for all adapters or one for each, from the ids."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-class Alone:
-    """Counts, turn after turn, what `nonshared` would have taken from the cache, with a pool that evicts nothing.
+class Estimate:
+    """Counts, turn after turn, what is found in a pool that evicts nothing.
 
-    A request finds the longest prefix of its prompt that a request of the same adapter had processed, prompt or answer,
-    but for the last token of the prompt, which is always computed. The last token of an answer was sampled and not
-    processed. `descant.workflows.replay` measures the same on a server.
+    A request finds the longest prefix of its prompt that an earlier request had processed, prompt or answer, but for
+    the last token of the prompt, which is always computed. The last token of an answer was sampled and not processed.
+
+    Args:
+        shared: whether it finds any adapter's, as under `icarus`, or its own adapter's alone, as under `nonshared`
+            (which `descant.workflows.replay` measures on a server).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shared: bool) -> None:
+        self._shared = shared
         self._processed: dict[str | None, list[Sequence[int]]] = {}
 
     def turn(self, ids: Sequence[int], turn: Mapping[str, Any]) -> int:
@@ -25,7 +29,7 @@ class Alone:
             turn: its `TurnRecord`.
         """
         prompt = ids[: turn["prompt_tokens"]]
-        own = self._processed.setdefault(turn["adapter"], [])
+        own = self._processed.setdefault(None if self._shared else turn["adapter"], [])
         cached = max((_common(prompt, sequence) for sequence in own), default=0)
         processed = [*prompt, *turn["output_ids"][:-1]]
         # One that goes on from another holds all that the other would be found for.
