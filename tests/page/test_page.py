@@ -127,7 +127,7 @@ def test_keyboard_alone(address: str, browser: Browser) -> None:
         expect(last).to_have_attribute("aria-selected", "true")
         page.keyboard.press("Home")
         expect(page.locator("#band [role=option]").first).to_have_attribute("aria-selected", "true")
-        expect(page.locator("#part")).to_contain_text("read")
+        expect(page.locator("#part")).to_contain_text("Read from the cache by")
 
 
 @pytest.mark.parametrize("colours", ["light", "dark"])
@@ -152,7 +152,7 @@ def test_a_missing_adapter_is_a_sentence(model: Model, browser: Browser, tmp_pat
 
 
 def test_a_server_that_restarts_in_mid_run(model: Model, browser: Browser, tmp_path: Path) -> None:
-    """The page says so; once the server is back, and the page itself was started anew, the run goes on to its answer."""
+    """The page says so; once the server is back, and the page was started anew, the run goes on to its answer."""
     with page_of(model, tmp_path) as address, user(browser) as someone:
         page = someone.new_page()
         page.goto(address)
