@@ -27,7 +27,7 @@ class Process:
 
     def __init__(self, log: Path, *words: object, **env: str) -> None:
         self.log = log
-        with log.open("ab") as output:
+        with log.open("wb") as output:
             self._process = subprocess.Popen(
                 [DESCANT, *map(str, words)],
                 stdout=output,
