@@ -21,7 +21,7 @@ COPY . .
 RUN /build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 
 FROM system AS server
-RUN useradd --uid 10001 --home-dir /cache --create-home --shell /usr/sbin/nologin descant
+RUN useradd --uid 10001 --home-dir /cache --create-home --skel /dev/null --shell /usr/sbin/nologin descant
 # In the image's first layers, so that new code of Descant's fetches none of this again: 11 GB.
 COPY docker/server.lock /opt/descant/server.lock
 RUN --mount=type=cache,target=/root/.cache/pip \

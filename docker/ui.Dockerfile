@@ -29,7 +29,7 @@ RUN /build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
     && /opt/descant/bin/pip uninstall -y pip
 
 FROM system AS ui
-RUN useradd --uid 10001 --home-dir /data --create-home --shell /usr/sbin/nologin descant
+RUN useradd --uid 10001 --home-dir /data --create-home --skel /dev/null --shell /usr/sbin/nologin descant
 COPY --from=build /opt/descant /opt/descant
 # Past runs lie under /data.
 ENV PATH=/opt/descant/bin:$PATH \

@@ -43,7 +43,9 @@ class Store:
         done = subprocess.run(
             [*self._command, *arguments], capture_output=True, text=True, env=self._environment, **options
         )
-        assert done.returncode == 0, f"buildah {' '.join(arguments)} failed:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        assert done.returncode == 0, (
+            f"buildah {' '.join(arguments)} failed:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        )
         return done.stdout
 
     @property
@@ -63,7 +65,9 @@ class Store:
                 stderr=subprocess.STDOUT,
                 env=self._environment,
             )
-        assert done.returncode == 0, f"{dockerfile.name} did not build:\n{(self.work / f'{tag}.log').read_text()[-4000:]}"
+        assert done.returncode == 0, (
+            f"{dockerfile.name} did not build:\n{(self.work / f'{tag}.log').read_text()[-4000:]}"
+        )
         return tag
 
     def inspect(self, image: str) -> dict[str, Any]:
@@ -106,8 +110,11 @@ class Container:
         self.store = store
         self.name = name
         self.config: dict[str, Any] = store.inspect(image)["Docker"]["config"]
+        self.root = Path(store("mount", name).strip())
 
-    def command(self, arguments: Sequence[str], volumes: Mapping[Path, str], environment: Mapping[str, str]) -> list[str]:
+    def command(
+        self, arguments: Sequence[str], volumes: Mapping[Path, str], environment: Mapping[str, str]
+    ) -> list[str]:
         """The line that runs `arguments` here as the image's user."""
         options = [f"--volume={source}:{target}" for source, target in volumes.items()]
         options += [f"--env={name}={value}" for name, value in environment.items()]
@@ -126,8 +133,8 @@ class Container:
         self,
         log: Path,
         command: Sequence[str] | None = None,
-        volumes: Mapping[Path, str] = {},  # noqa: B006 (never written)
-        environment: Mapping[str, str] = {},  # noqa: B006
+        volumes: Mapping[Path, str] = {},
+        environment: Mapping[str, str] = {},
         memory: Path | None = None,
     ) -> Iterator[subprocess.Popen[bytes]]:
         """The image's entry point with `command`, or its own, for as long as the block.
@@ -151,11 +158,24 @@ class Container:
             finally:
                 _end(process)
 
-    def healthy(self) -> bool:
-        """Whether the image's own health check, run here, says so."""
-        kind, *arguments = self.config["Healthcheck"]["Test"]
-        assert kind == "CMD"
-        return self.run(*arguments).returncode == 0
+    def volume(self, folder: Path) -> Path:
+        """A new folder that belongs to the image's user, as a named volume would."""
+        folder.mkdir()
+        user, group = self.config["User"].split(":")
+        os.chown(folder, int(user), int(group))
+        for above in folder.parents:  # pytest's own folders are root's alone
+            if above.name.startswith("pytest-"):
+                above.chmod(0o755)
+        return folder
+
+    def health_check(self, old: str, new: str) -> list[str]:
+        """The image's own, with one word another: the port, which here is not the container's."""
+        return [word.replace(old, new) for word in self.config["Healthcheck"]["Test"]]
+
+    def healthy(self, check: Sequence[str]) -> bool:
+        """What a health check, run here, says."""
+        assert check[0] == "CMD"
+        return self.run(*check[1:]).returncode == 0
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

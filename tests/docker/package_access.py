@@ -21,7 +21,7 @@ FILES = Path("/run/pip-files")
 
 
 class Mounts:
-    """Source and target of each mount; the targets must be in the base image, lest a build leave them in its own layers."""
+    """Source and target of each mount; the base image must have the targets, lest a build leave them in its layers."""
 
     def __init__(self, work: Path) -> None:
         self._files = work / "pip-files"

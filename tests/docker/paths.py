@@ -16,7 +16,9 @@ def tool(name: str, package: str) -> str:
     Raises:
         RuntimeError: it is not installed.
     """
-    found = shutil.which(name, path=f"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:{sysconfig.get_path('scripts')}")
+    found = shutil.which(
+        name, path=f"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:{sysconfig.get_path('scripts')}"
+    )
     if found is None:
         raise RuntimeError(f"make test-docker needs {name}: apt-get install {package}.")
     return found
