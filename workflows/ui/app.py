@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Header, Request
-from fastapi.responses import FileResponse, JSONResponse
+from fastapi.responses import JSONResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel
@@ -57,10 +57,6 @@ def create_app(page: Page, saver: SqliteCheckpoints, hosts: Sequence[str] = ("*"
         status = next(status for kind, status in STATUS if isinstance(error, kind))
         return JSONResponse({"detail": str(error)}, status)
 
-    @app.get("/")
-    async def index() -> FileResponse:
-        return FileResponse(STATIC / "index.html")
-
     @app.get("/health")
     async def health() -> dict[str, str]:
         return {"status": "up"}
@@ -74,7 +70,7 @@ def create_app(page: Page, saver: SqliteCheckpoints, hosts: Sequence[str] = ("*"
         return await asyncio.to_thread(page.found)
 
     app.include_router(router)
-    app.mount("/static", StaticFiles(directory=STATIC), name="static")
+    app.mount("/", StaticFiles(directory=STATIC, html=True))
     return app
 
 
