@@ -28,7 +28,7 @@ class Store:
         self.mounts = Mounts(work)
         (work / "tmp").mkdir(exist_ok=True)
         self._command = [
-            tool("buildah", "buildah"),
+            tool("buildah"),
             *("--root", str(work / "store"), "--runroot", str(work / "run"), "--storage-driver", "overlay"),
         ]
         if self("images", "--quiet", "--filter", f"reference={BASE}").strip() == "":
@@ -87,7 +87,7 @@ class Store:
         shutil.rmtree(root, ignore_errors=True)
         with timed("bootstrap of the base image"):
             subprocess.run(
-                [tool("debootstrap", "debootstrap"), "--variant=minbase", RELEASE, str(root)],
+                [tool("debootstrap"), "--variant=minbase", RELEASE, str(root)],
                 check=True,
                 stdout=subprocess.DEVNULL,
             )

@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 import timings
 from buildah import Store
-from paths import DOCKER, tool
+from paths import DOCKER, missing
+
+
+def pytest_configure() -> None:
+    """What is missing is said at once, not after minutes of building."""
+    if lacking := missing():
+        raise pytest.UsageError(f"make test-docker needs programs that are not here: apt-get install {lacking}.")
+    if os.geteuid() != 0:
+        raise pytest.UsageError("make test-docker builds images in a chroot, which only root may: run it with sudo.")
 
 
 @pytest.fixture(scope="session")
@@ -27,9 +35,6 @@ def work() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def store(work: Path) -> Iterator[Store]:
-    if os.geteuid() != 0:
-        pytest.fail("make test-docker builds images in a chroot, which only root may: run it with sudo.")
-    tool("debootstrap", "debootstrap")
     made = Store(work)
     yield made
     if "DESCANT_DOCKER_WORK" not in os.environ:

@@ -10,18 +10,26 @@ ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 
 
-def tool(name: str, package: str) -> str:
-    """The path of a program.
+# Debian's package of each program.
+PACKAGES = {"buildah": "buildah", "debootstrap": "debootstrap", "prometheus": "prometheus", "promtool": "prometheus"}
 
-    Raises:
-        RuntimeError: it is not installed.
-    """
-    found = shutil.which(
-        name, path=f"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:{sysconfig.get_path('scripts')}"
-    )
-    if found is None:
-        raise RuntimeError(f"make test-docker needs {name}: apt-get install {package}.")
+
+def missing() -> str:
+    """The packages to install, as words; empty if all programs are here."""
+    return " ".join(sorted({package for name, package in PACKAGES.items() if _found(name) is None}))
+
+
+def tool(name: str) -> str:
+    """The path of a program, of Debian's or of requirements.txt."""
+    found = _found(name)
+    assert found is not None, f"make test-docker needs {name}: pip install -r tests/docker/requirements.txt."
     return found
+
+
+def _found(name: str) -> str | None:
+    return shutil.which(
+        name, path=f"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/bin:{sysconfig.get_path('scripts')}"
+    )
 
 
 def compose() -> str:

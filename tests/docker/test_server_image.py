@@ -142,7 +142,7 @@ def test_prometheus_answers_every_panel(running: Running, tmp_path: Path) -> Non
     options = (f"--config.file={tmp_path / 'prometheus.yml'}", f"--storage.tsdb.path={tmp_path / 'data'}")
     with (tmp_path / "prometheus.log").open("wb") as log:
         process = subprocess.Popen(
-            [tool("prometheus", "prometheus"), *options, f"--web.listen-address=127.0.0.1:{port}"],
+            [tool("prometheus"), *options, f"--web.listen-address=127.0.0.1:{port}"],
             stdout=log,
             stderr=subprocess.STDOUT,
         )
