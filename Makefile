@@ -2,8 +2,9 @@
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
+DOCKER_VENV ?= .venv-docker
 
-.PHONY: demo test test-gpu test-page lint clean
+.PHONY: demo test test-gpu test-page test-docker lint clean
 
 demo: $(VENV)/.demo
 	$(BIN)/descant demo
@@ -18,6 +19,9 @@ test-gpu: $(VENV)/.test
 # The page in a real browser, on the demo's model; needs Chromium (apt-get install chromium).
 test-page: $(VENV)/.test
 	$(BIN)/python -m pytest tests/page
+# Builds both images and runs them, without a Docker engine: as root on Debian, see docs/docker.md.
+test-docker: $(DOCKER_VENV)/.test
+	$(DOCKER_VENV)/bin/python -m pytest --confcutdir=tests/docker tests/docker
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -35,5 +39,10 @@ $(VENV)/.test: pyproject.toml
 	$(BIN)/pip install -e '.[bench,demo,examples,mcp,test]'
 	touch $@ $(VENV)/.demo
 
+$(DOCKER_VENV)/.test: tests/docker/requirements.txt
+	$(PYTHON) -m venv $(DOCKER_VENV)
+	$(DOCKER_VENV)/bin/pip install -r $<
+	touch $@
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(DOCKER_VENV)
