@@ -19,6 +19,7 @@ test-gpu: $(VENV)/.test
 # The page in a real browser, on the demo's model; needs Chromium (apt-get install chromium).
 test-page: $(VENV)/.test
 	$(BIN)/python -m pytest tests/page
+
 # Builds both images and runs them, without a Docker engine: as root on Debian, see docs/docker.md.
 test-docker: $(DOCKER_VENV)/.test
 	$(DOCKER_VENV)/bin/python -m pytest --confcutdir=tests/docker tests/docker
