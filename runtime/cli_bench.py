@@ -15,6 +15,7 @@ import typer
 
 from descant.runtime.console import command, err, note, out
 from descant.runtime.errors import DescantError
+from descant.workflows.bench.files import new, writing
 from descant.workflows.bench.options import Choice, Csv, Seed, Shape, Turns, listed, turns_of
 from descant.workflows.bench.predict.command import add_to as add_predictions
 
@@ -189,13 +190,12 @@ def report(
     folder = output or file.with_name(f"{file.stem}-report")
     print(text)
     written = [folder / "report.md"]
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        _replaceable(written[0])
         written[0].write_text(text, encoding="utf-8")
         if plots:
             written += plot(bench, folder)
-    except OSError as error:
-        raise DescantError(f"{folder} cannot be written ({error.strerror}): give another --output.") from error
     note(f"Written: {', '.join(map(str, written))}")
 
 
@@ -220,6 +220,7 @@ def export(
     from descant.workflows.bench.traces import schedule
     from descant.workflows.bench.vocabulary import vocabulary_of
 
+    new(output)
     names = listed(adapters, "--adapters", str)
     trace, chosen = turns_of(csv, shape, turns, choice)
     load = schedule(
@@ -237,6 +238,14 @@ def export(
     words += ["--dataset-path", str(output), "--num-prompts", str(count), "--tokenizer", str(checkpoint)]
     note("Each turn stands alone there: none waits for the one before it, and what agents generate is not read again.")
     out.print(shlex.join([*words, "--request-rate", "1", "--port", "30000"]), highlight=False, soft_wrap=True)
+
+
+def _replaceable(file: Path) -> None:
+    """Raise DescantError if the file is there and no earlier report."""
+    from descant.workflows.bench.report import BEGINNING
+
+    if file.exists() and not file.read_text(encoding="utf-8", errors="replace").startswith(BEGINNING):
+        raise DescantError(f"{file} is there and no benchmark's report: give another --output.")
 
 
 def _list(text: str | None, option: str, kind: Callable[[str], T]) -> tuple[T, ...] | None:

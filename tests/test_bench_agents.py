@@ -581,3 +581,28 @@ def test_an_export_is_what_bench_serving_sends(checkpoint: Callable[[str], tiny.
     assert [body["lora_path"] for body in sent] == ["plan"] * 2 + ["act"] * 2 + ["plan"] * 2
     assert sent[2]["input_ids"][:8] == sent[0]["input_ids"]
     assert {row.output_len for row in rows} == {1}
+
+
+def test_an_export_overwrites_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused before a model is looked for."""
+    monkeypatch.setattr("descant.runtime.checkpoint.demo_checkpoint", None)
+    file = tmp_path / "measured.jsonl"
+    file.write_text("dear")
+    words = ("--adapters", "plan,act")
+    assert refused("bench", "export", file, *words) == (
+        f"{file} is there already, and is not overwritten: name another file."
+    )
+    assert "is a folder: name a file in it" in refused("bench", "export", tmp_path, *words)
+    assert "x cannot be written (Not a directory)" in refused("bench", "export", file / "x", *words)
+    assert file.read_text() == "dear"
+
+
+def test_a_report_replaces_reports_alone(tmp_path: Path) -> None:
+    file, other = tmp_path / "bench.jsonl", tmp_path / "report.md"
+    Book(file, HEAD, STARTED).add(cell("icarus"))
+    other.write_text("# Mine")
+    report = ("bench", "report", file, "--no-plots")
+    assert "is there and no benchmark's report" in here(*report, "--output", tmp_path, status=1).stderr
+    assert other.read_text() == "# Mine"
+    here(*report)
+    here(*report)

@@ -480,6 +480,10 @@ def test_predict_prints_a_table_that_says_so(tmp_path: Path) -> None:
         (["--agents", "two"], "no list of numbers"),
         (["--agents", "0"], "not above 0"),
         (["--output", "/proc/descant.json"], "cannot be written"),
+        (["--output", "/proc"], "/proc is a folder"),
+        (["--output", __file__], "is there already, and is not overwritten"),
+        (["--output", f"{__file__}/x/y.json"], "y.json cannot be written (Not a directory)"),
+        (["--plots", __file__], "cannot be written (Not a directory)"),
         (["--plots", "/proc/descant"], "cannot be written"),
     ],
 )
@@ -490,6 +494,16 @@ def test_predict_refuses_in_a_sentence_before_it_simulates(
     done = runner.invoke(_app(), ["predict", *words])
     assert done.exit_code == 1
     assert why in done.output
+
+
+def test_predict_that_finds_nothing_writes_nothing(tmp_path: Path) -> None:
+    files = ["--output", str(tmp_path / "a" / "it.json"), "--plots", str(tmp_path / "plots")]
+    wanted = ["--device", "H200", "--model", "Llama-3.1-8B", "--agents", "4000", "--workflows", "2"]
+    done = runner.invoke(_app(), ["predict", *wanted, *files])
+    assert done.exit_code == 1
+    assert "does not fit H200" in done.stderr
+    assert not done.stdout
+    assert not list(tmp_path.iterdir())
 
 
 def test_predict_misses_matplotlib_before_it_simulates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

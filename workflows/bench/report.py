@@ -11,6 +11,7 @@ from descant.workflows.bench.cells import Bench, Cell
 from descant.workflows.bench.measures import Spread, spreads
 from descant.workflows.bench.peak import peak
 
+BEGINNING = "Measured on "
 BASELINE = "nonshared"
 # ICaRus, figure 4: Llama-3.1-8B on A100-80GB under vLLM, ReAct; by number of agents the reduction of P95 latency at the
 # rate where the conventional way's throughput peaks, and the gain in maximum throughput.
@@ -69,7 +70,7 @@ def _conditions(bench: Bench) -> str:
     gpus = ", ".join(machine["gpus"]) or "no GPU"
     commands = "\n".join(dict.fromkeys(f"    {shlex.join(start['command'])}" for start in bench.started))
     return (
-        f"Measured on {machine['cores']} cores, {machine['cpu']}, {machine['memory_gib']} GiB, {gpus}; {versions}.\n"
+        f"{BEGINNING}{machine['cores']} cores, {machine['cpu']}, {machine['memory_gib']} GiB, {gpus}; {versions}.\n"
         f"Model {recipe['model']}; adapters: {recipe['adapters']}.\n"
         f"Load: {recipe['workflows']} workflows a cell, each of {len(turns)} turns and {recipe['trajectory']:,} tokens "
         f"at its end (scale {recipe['scale']:g}), agents {recipe['choice']}, seed {recipe['seed']}. "

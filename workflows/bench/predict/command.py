@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +11,7 @@ import typer
 
 from descant.runtime.console import command, err, note
 from descant.runtime.errors import DescantError
+from descant.workflows.bench.files import new, writable, write_new, writing
 from descant.workflows.bench.options import Choice, Csv, Seed, Shape, Turns, listed, turns_of
 from descant.workflows.bench.traces import AS_WRITTEN
 
@@ -75,14 +74,11 @@ def predict(
     described = [MODELS[name] if name in MODELS else model_at(Path(name)) for name in models.split(",")]
     if plots:
         check_matplotlib()
-    with _written():  # a place that cannot be written is known now, not after minutes of simulation
-        if output:
-            output.parent.mkdir(parents=True, exist_ok=True)
-            output.touch()
-        if plots:
-            plots.mkdir(parents=True, exist_ok=True)
+    if output:
+        new(output)
+    if plots:
+        writable(plots)
     found: list[Comparison] = []
-    refused: list[str] = []
     for name in devices.split(","):
         gpu = replace(GPUS[name], flops_share=flops_share, bandwidth_share=bandwidth_share, overhead=overhead_ms / 1000)
         for model in described:
@@ -97,18 +93,16 @@ def predict(
                     try:
                         found.append(compare(gpu, model, count, rank, load, first_rate))
                     except DescantError as error:
-                        refused.append(f"{name}, {model.name}, {count} agents: {error}")
-    print(table(found))
-    for line in refused:
-        note(line)
-    with _written():
-        if output:
-            output.write_text(json.dumps([one.as_json() for one in found], indent=1), encoding="utf-8")
-            note(f"Written: {output}")
-        if plots:
-            note(f"Written: {', '.join(map(str, plot(found, plots)))}")
-    if refused and not found:
+                        note(f"{name}, {model.name}, {count} agents: {error}")
+    if not found:
         raise typer.Exit(1)
+    print(table(found))
+    if output:
+        write_new(output, json.dumps([one.as_json() for one in found], indent=1))
+        note(f"Written: {output}")
+    if plots:
+        with writing(plots):
+            note(f"Written: {', '.join(map(str, plot(found, plots)))}")
 
 
 @command
@@ -144,11 +138,3 @@ def calibrate(
         print(json.dumps(cells, indent=1))
     else:
         print(render(found))
-
-
-@contextmanager
-def _written() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise DescantError(f"{error.filename} cannot be written ({error.strerror}): name another place.") from error
