@@ -7,9 +7,10 @@ import json
 import statistics
 import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -562,7 +563,7 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
     assert "--rates 1,0 has something" in refused(*bench, "--rates", "1,0")
     assert "give its --url" in refused(*bench, "--adapters", "plan")
     assert "names no folder for plan" in refused(*bench, "--lora-paths", "plan=/nowhere")
-    assert "cannot be reached" in refused(*bench, "--url", "http://127.0.0.1:9", "--adapters", "plan")
+    assert refused(*bench, "--url", "http://127.0.0.1:9", "--adapters", "plan").endswith(": is it running?")
     assert not list(tmp_path.iterdir())
 
 
@@ -606,3 +607,52 @@ def test_a_report_replaces_reports_alone(tmp_path: Path) -> None:
     assert other.read_text() == "# Mine"
     here(*report)
     here(*report)
+
+
+@contextmanager
+def answering(answers: Mapping[str, tuple[int, str]]) -> Iterator[str]:
+    """Something that speaks HTTP and says for each path what is given; the address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body = answers.get(self.path, (404, "<html>Nothing here</html>"))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+INFO = {"internal_states": [{"effective_max_running_requests_per_dp": 8}], "max_total_num_tokens": 6356}
+MODELS = {"data": [{"id": "m", "max_model_len": 2048}, {"id": "plan"}]}
+
+
+@pytest.mark.parametrize(
+    ("info", "models", "model", "why"),
+    [
+        ("<html>Hello</html>", "", "", "is no SGLang server: /server_info answers"),
+        ("[]", "", "", "is no SGLang server: /server_info answers"),
+        ("{}", "{}", "", "is no SGLang server: /v1/models answers"),
+        ("{}", json.dumps(MODELS), "{}", "is no SGLang server: /model_info answers"),
+        ("{}", json.dumps(MODELS), '{"model_path": "/m"}', "is no SGLang server: its /server_info is of another form"),
+        (None, "", "", "The server does not answer /server_info: HTTP 404 Not Found"),
+        (json.dumps(INFO), json.dumps({"data": MODELS["data"][:1]}), '{"model_path": "/m"}', "has no adapter 'plan'"),
+    ],
+)
+def test_what_is_no_server_is_told_in_a_sentence(
+    info: str | None, models: str, model: str, why: str, tmp_path: Path
+) -> None:
+    answers = {"/v1/models": (200, models), "/model_info": (200, model)}
+    if info is not None:
+        answers["/server_info"] = (200, info)
+    with answering(answers) as url:
+        file = tmp_path / "b.jsonl"
+        assert why in refused("bench", "agents", "--output", file, "--url", url, "--adapters", "plan")
+    assert not file.exists()
