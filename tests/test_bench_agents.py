@@ -445,6 +445,79 @@ def test_another_recipe_is_refused(tmp_path: Path) -> None:
         read(file)
 
 
+def test_a_file_with_no_cell_is_begun_anew(tmp_path: Path) -> None:
+    file = tmp_path / "bench.jsonl"
+    Book(file, HEAD, STARTED)
+    with file.open("a") as cut:
+        cut.write('{"line": "cell", "sch')
+    Book(file, {**HEAD, "seed": 1}, STARTED)
+    assert (read(file).recipe["seed"], len(read(file).started)) == (1, 1)
+    Book(file, {**HEAD, "seed": 1}, STARTED).add(Cell(cell("icarus").key, error="It died."))
+    assert len(read(file).started) == 2
+    with pytest.raises(DescantError, match="its seed differs"):
+        Book(file, HEAD, STARTED)
+
+
+def test_a_last_cell_that_lacks_only_its_newline_stays(tmp_path: Path) -> None:
+    file = tmp_path / "bench.jsonl"
+    Book(file, HEAD, STARTED).add(cell("icarus"))
+    file.write_bytes(file.read_bytes()[:-1])
+    assert list(read(file).cells) == [cell("icarus").key]
+    again = Book(file, HEAD, STARTED)
+    again.add(cell("nonshared"))
+    assert len(read(file).cells) == 2
+
+
+def damaged(change: Callable[[dict[str, Any]], object], line: int, file: Path) -> str:
+    """What is said of a file whose line was changed."""
+    file.unlink(missing_ok=True)
+    Book(file, HEAD, STARTED).add(cell("icarus"))
+    lines = [json.loads(text) for text in file.read_text().splitlines()]
+    change(lines[line - 1])
+    file.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    with pytest.raises(DescantError) as error:
+        read(file)
+    for command in ("report", "calibrate"):
+        assert refused("bench", command, file) == str(error.value)
+    return str(error.value)
+
+
+def test_a_damaged_file_is_told_by_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "bench.jsonl"
+    for broken in ({}, [1], {"schemes": "icarus"}):
+        told = damaged(lambda line, broken=broken: line.update(recipe=broken), 1, file)  # type: ignore[misc]
+        assert told.startswith(f"{file}, line 1 is not of a benchmark: ")
+        assert "measure anew, into another file" in told
+    told = damaged(lambda line: line.pop("command"), 2, file)
+    assert told == (
+        f"{file}, line 2 is not of a benchmark: the line has no command; delete the line, with which no measurement "
+        "goes."
+    )
+    values = [0, 0, 0, 0.0, 0.0, 1.0, 2.0, 10, 0, 0, 5, None]
+    for change in (
+        {"scheme": "mine"},
+        {"rows": []},
+        {"rows": 3},
+        {"rows": [["x"] * 12]},
+        {"rows": [values[:3]]},
+        {"rows": [[*values[:5], float("nan"), *values[6:]]]},
+        {"rows": [[*values[:7], 0, *values[8:]]]},
+        {"rows": [[*values[:5], 0.0, 0.0, *values[7:]]]},
+        {"watched": {}},
+        {"watched": {"samples": [], "rss": "x"}},
+        {"watched": {"samples": [], "more": 1}},
+        {"rate": 10**400},
+        {"rate": "1"},
+        {"agents": 0},
+        {"line": "cells"},
+    ):
+        told = damaged(lambda line, change=change: line.update(change), 3, file)  # type: ignore[misc]
+        assert told.startswith(f"{file}, line 3 is not of a benchmark: ")
+        assert ("is run again" in told) is ("line" not in change)
+    told = damaged(lambda line: line.update(error=""), 3, file)
+    assert told.endswith('its error is ""; delete the line, with which no measurement goes.')
+
+
 def test_the_report_compares_where_nonshared_peaks(tmp_path: Path) -> None:
     file = tmp_path / "bench.jsonl"
     book = Book(file, HEAD, STARTED)
@@ -512,7 +585,7 @@ def test_a_running_server_is_loaded_by_the_schedule(server: Server, tmp_path: Pa
     asked = server.log.read_text().count("POST /generate")
     here(*common, *load)
     assert server.log.read_text().count("POST /generate") == asked
-    assert "its workflows differ" in refused(*common, *load[:2], "--workflows", 3, *load[4:])
+    assert "its workflows differs" in refused(*common, *load[:2], "--workflows", 3, *load[4:])
 
     report = here("bench", "report", file).stdout
     assert "| 2 | icarus | 2 | 1 |" in report

@@ -515,10 +515,26 @@ def test_predict_misses_matplotlib_before_it_simulates(tmp_path: Path, monkeypat
     assert not (tmp_path / "plots").exists()
 
 
+HEAD = {
+    "schemes": ["nonshared", "icarus"],
+    "trace": {"turns": [[0, 512, 48]]},
+    "choice": "round-robin",
+    "scale": 1.0,
+    "seed": 0,
+    "workflows": 16,
+    "trajectory": 560,
+    "model": "m",
+    "adapters": "a",
+    "versions": {},
+    "machine": {"cpu": "c", "cores": 2, "memory_gib": 8, "gpus": []},
+}
+
+
 def _write(file: Path, cells: list[Cell]) -> None:
     """As descant bench agents writes it."""
     file.unlink(missing_ok=True)
-    book = Book(file, {"pool_tokens": cells[0].limits.pool, "max_running": cells[0].limits.requests}, {})
+    head = {**HEAD, "pool_tokens": cells[0].limits.pool, "max_running": cells[0].limits.requests}
+    book = Book(file, head, {"command": ["descant"]})
     for cell in cells:
         book.add(benchmark.Cell(Key(cell.scheme, cell.agents, cell.rate, 0), cell.turns))
     book.add(benchmark.Cell(Key("icarus", 2, 9.0, 0), error="it died"))
