@@ -181,11 +181,11 @@ def report(
     plots: Annotated[bool, typer.Option(help="Draw the plots; needs matplotlib.")] = True,
 ) -> None:
     """Turn a benchmark's file into Markdown tables and plots."""
-    from descant.workflows.bench.cells import read
+    from descant.workflows.bench.cells import measured
     from descant.workflows.bench.plots import plot
     from descant.workflows.bench.report import render
 
-    bench = read(file)
+    bench = measured(file)
     text = render(bench)
     folder = output or file.with_name(f"{file.stem}-report")
     print(text)

@@ -542,6 +542,37 @@ def test_the_report_compares_where_nonshared_peaks(tmp_path: Path) -> None:
     assert "Killed" not in text
 
 
+def test_a_report_needs_a_measured_cell(tmp_path: Path) -> None:
+    file = tmp_path / "bench.jsonl"
+    book = Book(file, HEAD, STARTED)
+    for _ in range(2):
+        for command in ("report", "calibrate"):
+            assert refused("bench", command, file).startswith(f"{file} has no measured cell yet: run descant bench")
+        book.add(Cell(cell("icarus").key, error="It died."))
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_the_report_of_an_interrupted_run_says_so(tmp_path: Path) -> None:
+    plan = {"agents": [2], "rates": [1.0, 2.0], "start": 1.0, "fill": False, "repeats": 1}
+    book = Book(tmp_path / "bench.jsonl", {**HEAD, **plan}, STARTED)
+    for rate in (1.0, 2.0):
+        book.add(cell("icarus", rate))
+    book.add(cell("nonshared", 1.0))
+    assert "**Incomplete: 3 of 4 cells are measured.**" in render(read(book.path))
+    book.add(Cell(cell("nonshared", 2.0).key, error="It died."))
+    assert "**Incomplete: 3 of 4 cells are measured.**" in render(read(book.path))
+    book.add(cell("nonshared", 2.0))
+    assert "Incomplete" not in render(read(book.path))
+
+    book = Book(tmp_path / "search.jsonl", {**HEAD, **plan, "rates": []}, STARTED)
+    book.add(cell("nonshared", 1.0))
+    assert "**Incomplete: 1 cells are measured, and saturation" in render(read(book.path))
+    for scheme in ("nonshared", "icarus"):
+        for rate in (1.0, 2.0):
+            book.add(cell(scheme, rate))
+    assert "Incomplete" not in render(read(book.path))
+
+
 def test_the_plots_have_a_panel_for_each_number_of_agents(tmp_path: Path) -> None:
     """Also where a scheme lacks a rate, and a cell its samples."""
     book = Book(tmp_path / "bench.jsonl", HEAD, STARTED)

@@ -127,6 +127,18 @@ def read(path: Path) -> Bench:
     return Bench(recipe, started, cells)
 
 
+def measured(path: Path) -> Bench:
+    """As `read`, and of a cell at least there is a measurement.
+
+    Raises:
+        DescantError: it cannot be read, holds something else, or no measurement.
+    """
+    bench = read(path)
+    if not any(cell.error is None for cell in bench.cells.values()):
+        raise DescantError(f"{path} has no measured cell yet: run descant bench agents again, to the end of one.")
+    return bench
+
+
 def _way_out(kind: object, text: bytes) -> str:
     """What to do about a bad line, and what that costs."""
     if kind == RECIPE:

@@ -6,16 +6,27 @@ import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from descant.workflows.bench.cells import Bench, Cell
+from descant.workflows.bench.cells import COUNT, POSITIVE, WORDS, Bench, Cell, shaped
 from descant.workflows.bench.measures import Spread, spreads
 from descant.workflows.bench.peak import peak
+from descant.workflows.bench.search import Plan, next_cell
 
 BEGINNING = "Measured on "
 BASELINE = "nonshared"
 # ICaRus, figure 4: Llama-3.1-8B on A100-80GB under vLLM, ReAct; by number of agents the reduction of P95 latency at the
 # rate where the conventional way's throughput peaks, and the gain in maximum throughput.
 PAPER: Mapping[int, tuple[float, float]] = {2: (3.8, 1.4), 4: (5.1, 2.3), 8: (11.1, 3.8)}
+
+PLANNED: Mapping[str, Any] = {
+    "schemes": [WORDS],
+    "agents": [COUNT],
+    "rates": [POSITIVE],
+    "start": POSITIVE,
+    "fill": bool,
+    "repeats": COUNT,
+}
 
 
 @dataclass(frozen=True)
@@ -57,7 +68,7 @@ def fastest(points_of_one: Sequence[Point]) -> Point:
 def render(bench: Bench) -> str:
     """The whole report, as Markdown."""
     every = points(bench)
-    parts = [_conditions(bench), _headline(every), _full(every)]
+    parts = [_conditions(bench), _incomplete(bench), _headline(every), _full(every)]
     if failures := [cell for cell in bench.cells.values() if cell.error is not None]:
         parts.append("**Without a measurement**\n\n" + "\n".join(_failure(cell) for cell in failures))
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -79,6 +90,23 @@ def _conditions(bench: Bench) -> str:
         "Medians over repeats, in brackets the lowest and the highest.\n\n"
         f"{commands}"
     )
+
+
+def _incomplete(bench: Bench) -> str:
+    """That cells are missing, as far as the recipe says which there are."""
+    try:
+        shaped(bench.recipe, PLANNED, "the recipe")
+    except ValueError:
+        return ""
+    plan = Plan(**{name: bench.recipe[name] for name in PLANNED})
+    done = {key: cell.measures["workflows_per_s"] if cell.error is None else None for key, cell in bench.cells.items()}
+    failed = sum(value is None for value in done.values())
+    if next_cell(plan, done) is None and not failed:
+        return ""
+    measured = len(done) - failed
+    of = f" of {plan.count}" if plan.count else ""
+    rest = "" if plan.count else ", and saturation has not been found everywhere"
+    return f"**Incomplete: {measured}{of} cells are measured{rest}.** The same command goes on with the rest."
 
 
 def _headline(every: Sequence[Point]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from descant.runtime.errors import DescantError
-from descant.workflows.bench.cells import read
+from descant.workflows.bench import cells as benchmark
 from descant.workflows.bench.predict.calibrate import Cell, Error, Fitted, errors, fit
 from descant.workflows.bench.predict.outcome import outcome
 from descant.workflows.bench.predict.simulate import Limits
@@ -21,9 +21,9 @@ def measured(file: Path, chunk: int) -> list[Cell]:
         chunk: tokens of a prefill step on that server at most (--chunked-prefill-size).
 
     Raises:
-        DescantError: the file cannot be read, or is no benchmark's.
+        DescantError: the file cannot be read, or is no benchmark's, or holds no measurement.
     """
-    bench = read(file)
+    bench = benchmark.measured(file)
     limits = Limits(bench.recipe["pool_tokens"], chunk, bench.recipe["max_running"])
     return [
         Cell(cell.key.scheme, cell.key.agents, cell.key.rate, limits, tuple(cell.rows))
