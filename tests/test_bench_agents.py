@@ -244,6 +244,15 @@ def test_a_csv_names_agents_or_numbers_them(tmp_path: Path, names: tuple[str, st
         ("agent,prefill_len,decode_len\n,3,4\n", "line 2"),
         ("agent,prefill_len,decode_len\n", "no turns"),
         ("", "line 1"),
+        ("agent,prefill_len,decode_len\nplan,3,4,5\n", "line 2 has more fields"),
+        ("agent,prefill_len,decode_len,agent\nplan,3,4,act\n", "line 1 has the column agent twice"),
+        (f"agent,prefill_len,decode_len\nplan,{'9' * 5000},4\n", "line 2"),
+        (f"agent,prefill_len,decode_len\nplan,{10**12},4\n", "line 2"),
+        (f"agent,prefill_len,decode_len\n{'9' * 5000},3,4\n", "has agents 99999999999999999999…: number them"),
+        ("agent,prefill_len,decode_len\n0,3,4\n2,3,4\n", "has agents 0, 2: number them from 0 without a gap"),
+        ("agent,prefill_len,decode_len\n1,3,4\n", "has agents 1: number"),
+        ("agent,prefill_len,decode_len\n0,3,4\n00,3,4\n", "has agents 0, 00: number"),
+        ("agent,prefill_len,decode_len\n" + "plan,3,4\n" * 10_001, "more than 10,000 turns"),
     ],
 )
 def test_a_bad_csv_is_refused_by_file_and_line(tmp_path: Path, text: str, words: str) -> None:
@@ -255,11 +264,39 @@ def test_a_bad_csv_is_refused_by_file_and_line(tmp_path: Path, text: str, words:
     assert str(file) in str(error.value)
 
 
+def test_a_csv_of_a_spreadsheet_is_read(tmp_path: Path) -> None:
+    """With a mark of its encoding, blanks around names, and columns of its own."""
+    file = tmp_path / "turns.csv"
+    file.write_text("agent , prefill_len, decode_len,why\nplan, 3, 4,x\n", encoding="utf-8-sig")
+    assert traces.read_csv(file) == traces.Trace((Turn(0, 3, 4),), 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"scale": 0.0}, "A scale of 0 leaves no load"),
+        ({"scale": 1e300}, "A scale of 1e\\+300 leaves no load"),
+        ({"scale": float("nan")}, "A scale of nan leaves no load"),
+        ({"agents": 10_001}, "for 10,001 agents is too much"),
+        ({"workflows": 10_000_000}, "10,000,000 workflows, 7 turns each, .* is too much"),
+        ({"trace": traces.Trace((Turn(0, 0, 4),))}, "nothing to read or to generate"),
+    ],
+)
+def test_an_absurd_load_is_refused_before_it_is_made(change: dict[str, Any], why: str) -> None:
+    common = {"trace": traces.react(), "workflows": 2, "agents": 2, "choice": "random", "scale": 1.0}
+    with pytest.raises(DescantError, match=why):
+        traces.schedule(**{**common, **change}, rate=1.0, seed=0)
+
+
 def test_the_pool_is_a_multiple_of_one_workflow_under_every_scheme() -> None:
     assert RECIPE.trajectory == 8 + 64 + 64 + 3 * 1
     assert RECIPE.pool_tokens == 4 * 139
+    # As many tokens as a server says: no float makes them one more.
+    assert replace(RECIPE, pool_workflows=6356 / 139).pool_tokens == 6356
+    for pool in range(139, 6000):
+        assert replace(RECIPE, pool_workflows=pool / 139).pool_tokens == pool
     with pytest.raises(DescantError, match="grows to 139 tokens and the model takes 138"):
-        RECIPE.check(Vocabulary(10, context=138))
+        Vocabulary(10, context=138).check(RECIPE.trajectory)
 
 
 # Measures
@@ -668,7 +705,55 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
     assert "give its --url" in refused(*bench, "--adapters", "plan")
     assert "names no folder for plan" in refused(*bench, "--lora-paths", "plan=/nowhere")
     assert refused(*bench, "--url", "http://127.0.0.1:9", "--adapters", "plan").endswith(": is it running?")
-    assert not list(tmp_path.iterdir())
+    assert "names no folder" not in (told := refused(*bench, "--lora-paths", "a,b"))
+    assert "--lora-paths has 'a' between its commas" in told
+    assert "without adapter_config.json for a" in refused(*bench, "--lora-paths", f"a={tmp_path}")
+    assert "names a twice" in refused(*bench, "--lora-paths", f"a={tmp_path}, a=/")
+    assert "--agents 2, 2 has 2 twice" in refused(*bench, "--agents", "2, 2")
+    assert "--schemes icarus,icarus has icarus twice" in refused(*bench, "--schemes", "icarus,icarus")
+    assert "--rates 5,5.0 has 5 twice" in refused(*bench, "--rates", "5,5.0")
+    assert "search stands alone" in refused(*bench, "--rates", "1, search")
+    assert "below 0.0001 workflows/s" in refused(*bench, "--rates", "1e-300")
+    assert "endless" in refused(*bench, "--rates", "inf")
+    url = ("--url", "http://127.0.0.1:9", "--adapters")
+    assert "has plan twice" in refused(*bench, *url, "plan,plan")
+    assert "names 1 adapter for 2 agents" in refused(*bench, "--lora-paths", f"a={adapter(tmp_path)}")
+    for option in ("--scale", "--start", "--pool-workflows"):
+        for value in ("inf", "nan"):
+            assert f"Invalid value for '{option}'" in here(*bench, option, value, status=2).stderr
+    here(*bench, "--turns", 1_000_000, status=2)
+    csv = tmp_path / "turns.csv"
+    csv.write_text("agent,prefill_len,decode_len\nplan,0,4\n")
+    for words in (bench, ("bench", "export", tmp_path / "x.jsonl", "--adapters", "plan")):
+        assert "nothing to read or to generate" in refused(*words, "--csv", csv)
+    assert {path.name for path in tmp_path.iterdir()} == {"turns.csv", "adapter"}
+
+
+def adapter(folder: Path) -> Path:
+    """What looks like one's folder."""
+    (folder / "adapter").mkdir()
+    (folder / "adapter" / "adapter_config.json").write_text("{}")
+    return folder / "adapter"
+
+
+@pytest.mark.parametrize(
+    ("config", "tokenizer", "why"),
+    [
+        ([1], {}, "does not say how large"),
+        ({"vocab_size": None, "max_position_embeddings": 9}, {}, "does not say how large"),
+        ({"vocab_size": 0, "max_position_embeddings": 9}, {}, "has a vocabulary of 0 tokens"),
+        ({"vocab_size": 9, "max_position_embeddings": 0}, {}, "and takes 0"),
+        ({"vocab_size": 1, "max_position_embeddings": 9}, {"added_tokens": [{"id": 0}]}, "1 of them special"),
+        ({"vocab_size": 9, "max_position_embeddings": 9}, [], "tokenizer.json is no tokenizer"),
+        ({"vocab_size": 9, "max_position_embeddings": 200}, {}, "grows to 1589 tokens and the model takes 200"),
+    ],
+)
+def test_a_model_that_takes_no_load_is_refused(config: Any, tokenizer: Any, why: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert why in refused("bench", "export", tmp_path / "x", "--adapters", "plan,act", "--model", tmp_path)
+    assert why in refused("bench", "agents", "--output", tmp_path / "x", "--model", tmp_path)
+    assert not (tmp_path / "x").exists()
 
 
 def test_an_export_is_what_bench_serving_sends(checkpoint: Callable[[str], tiny.Checkpoint], tmp_path: Path) -> None:

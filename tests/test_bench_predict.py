@@ -481,6 +481,12 @@ def test_predict_prints_a_table_that_says_so(tmp_path: Path) -> None:
         (["--agents", "0"], "not above 0"),
         (["--output", "/proc/descant.json"], "cannot be written"),
         (["--output", "/proc"], "/proc is a folder"),
+        (["--device", "H200, H200"], "has H200 twice"),
+        (["--model", "Llama-3.1-8B,Llama-3.1-8B"], "has Llama-3.1-8B twice"),
+        (["--agents", "2,2"], "has 2 twice"),
+        (["--workflows", "1"], "give --workflows 2 or more"),
+        (["--scale", "0"], "A scale of 0 leaves no load"),
+        (["--choice", "as-written"], "names no agents"),
         (["--output", __file__], "is there already, and is not overwritten"),
         (["--output", f"{__file__}/x/y.json"], "y.json cannot be written (Not a directory)"),
         (["--plots", __file__], "cannot be written (Not a directory)"),
@@ -494,6 +500,31 @@ def test_predict_refuses_in_a_sentence_before_it_simulates(
     done = runner.invoke(_app(), ["predict", *words])
     assert done.exit_code == 1
     assert why in done.output
+
+
+@pytest.mark.parametrize("option", ["--scale", "--first-rate", "--overhead-ms", "--flops-share"])
+@pytest.mark.parametrize("value", ["inf", "nan"])
+def test_predict_takes_finite_numbers(option: str, value: str) -> None:
+    done = runner.invoke(_app(), ["predict", option, value])
+    assert done.exit_code == 2
+    assert f"Invalid value for '{option}'" in done.output
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("hidden_size", 0),
+        ("num_attention_heads", 0),
+        ("num_key_value_heads", -8),
+        ("vocab_size", True),
+        ("head_dim", "x"),
+    ],
+)
+def test_a_size_that_is_none_is_refused(name: str, value: object, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    (tmp_path / "config.json").write_text(json.dumps({**sizes, "vocab_size": 100, name: value}))
+    with pytest.raises(DescantError, match=f"its {name} is {value}"):
+        model_at(tmp_path)
 
 
 def test_predict_that_finds_nothing_writes_nothing(tmp_path: Path) -> None:
