@@ -99,7 +99,7 @@ def agents(
     from descant.workflows.bench.cells import Book
     from descant.workflows.bench.presets import DEFAULTS, PRESETS, SCHEMES
     from descant.workflows.bench.recipe import Recipe, machine, versions
-    from descant.workflows.bench.sweep import others_server, own_servers, sweep
+    from descant.workflows.bench.sweep import left, others_server, own_servers, sweep
     from descant.workflows.bench.vocabulary import vocabulary_of
 
     if preset not in PRESETS:
@@ -169,16 +169,26 @@ def agents(
     line = ["descant", *sys.argv[1:]]
     book = Book(output, head, {"command": line, "at": datetime.now().astimezone().isoformat(timespec="seconds")})
     if book.cells:
-        note(f"{len(book.cells)} cells are in {output} already; going on from there.")
+        there = "is" if len(book.cells) == 1 else "are"
+        note(
+            f"{counted(len(book.cells), 'cell')} {there} in {output} already; "
+            + ("going on from there." if left(recipe, book) else "nothing is left to measure.")
+        )
     try:
         failed = sweep(recipe, deploy, vocabulary, book, err, note)
     except (KeyboardInterrupt, SystemExit):
         note(f"To go on: the same command again, {shlex.join(line)}")
         raise
-    out.print(f"{output}: {len(book.cells)} cells. descant bench report {output}", highlight=False, soft_wrap=True)
+    measured = sum(cell.error is None for cell in book.cells.values())
+    out.print(
+        f"{output}: {counted(measured, 'measured cell')}. descant bench report {output}",
+        highlight=False,
+        soft_wrap=True,
+    )
     if failed:
         raise DescantError(
-            f"{len(failed)} cells have no measurement; the same command tries them again. The first: {failed[0].error}"
+            f"{counted(len(failed), 'cell')} without a measurement; the same command tries again. The first: "
+            f"{failed[0].error}"
         )
 
 

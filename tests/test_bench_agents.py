@@ -467,11 +467,37 @@ def test_cells_that_are_done_stay_and_those_that_failed_are_tried_again(tmp_path
     assert len(bench.started) == 2
 
 
+def test_a_command_tells_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a server that answers for SGLang, with the load itself left out."""
+
+    async def load(key: Key, *_: object) -> tuple[list[Row], Watched]:
+        if key.rate == 2:
+            raise DescantError("It is too fast.")
+        return [ROW], Watched()
+
+    monkeypatch.setattr("descant.workflows.bench.sweep._load", load)
+    (tmp_path / "config.json").write_text('{"vocab_size": 100, "max_position_embeddings": 4096}')
+    answers = {"/server_info": INFO, "/v1/models": MODELS, "/model_info": {"model_path": str(tmp_path)}}
+    with answering({path: (200, json.dumps(body)) for path, body in answers.items()}) as url:
+        file = tmp_path / "b.jsonl"
+        words = ("bench", "agents", "--output", file, "--url", url, "--adapters", "plan", "--rates")
+        result = here(*words, 1)
+        assert result.stdout.startswith(f"{file}: 1 measured cell. ")
+        assert result.stderr.startswith("nonshared, 1 agent, 1 workflows/s, repeat 0: begins\n")
+        assert read(file).recipe["pool_tokens"] == INFO["max_total_num_tokens"]
+        assert here(*words, 1).stderr == f"1 cell is in {file} already; nothing is left to measure.\n"
+        assert "it differs in rates" in here(*words, 2, status=1).stderr
+        file.unlink()
+        failed = here(*words, "1,2", status=1)
+        assert "1 cell without a measurement; the same command tries again. The first: It is too fast." in failed.stderr
+        assert here(*words, "1,2", status=1).stderr.startswith(f"1 cell is in {file} already; going on from there.\n")
+
+
 def test_another_recipe_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "bench.jsonl"
     Book(file, HEAD, STARTED).add(cell("icarus"))
     before = file.read_bytes()
-    with pytest.raises(DescantError, match=r"of another benchmark \(its scale, seed differ\)"):
+    with pytest.raises(DescantError, match=r"of another benchmark \(it differs in scale, seed\)"):
         Book(file, {**HEAD, "scale": 2.0, "seed": 1}, STARTED)
     assert file.read_bytes() == before
     file.write_text("{}\n")
@@ -491,7 +517,7 @@ def test_a_file_with_no_cell_is_begun_anew(tmp_path: Path) -> None:
     assert (read(file).recipe["seed"], len(read(file).started)) == (1, 1)
     Book(file, {**HEAD, "seed": 1}, STARTED).add(Cell(cell("icarus").key, error="It died."))
     assert len(read(file).started) == 2
-    with pytest.raises(DescantError, match="its seed differs"):
+    with pytest.raises(DescantError, match="it differs in seed"):
         Book(file, HEAD, STARTED)
 
 
@@ -595,15 +621,15 @@ def test_the_report_of_an_interrupted_run_says_so(tmp_path: Path) -> None:
     for rate in (1.0, 2.0):
         book.add(cell("icarus", rate))
     book.add(cell("nonshared", 1.0))
-    assert "**Incomplete: 3 of 4 cells are measured.**" in render(read(book.path))
+    assert "**Incomplete: measured so far 3 of 4 cells.**" in render(read(book.path))
     book.add(Cell(cell("nonshared", 2.0).key, error="It died."))
-    assert "**Incomplete: 3 of 4 cells are measured.**" in render(read(book.path))
+    assert "**Incomplete: measured so far 3 of 4 cells.**" in render(read(book.path))
     book.add(cell("nonshared", 2.0))
     assert "Incomplete" not in render(read(book.path))
 
     book = Book(tmp_path / "search.jsonl", {**HEAD, **plan, "rates": []}, STARTED)
     book.add(cell("nonshared", 1.0))
-    assert "**Incomplete: 1 cells are measured, and saturation" in render(read(book.path))
+    assert "**Incomplete: measured so far 1 cell; saturation" in render(read(book.path))
     for scheme in ("nonshared", "icarus"):
         for rate in (1.0, 2.0):
             book.add(cell(scheme, rate))
@@ -653,7 +679,7 @@ def test_a_running_server_is_loaded_by_the_schedule(server: Server, tmp_path: Pa
     asked = server.log.read_text().count("POST /generate")
     here(*common, *load)
     assert server.log.read_text().count("POST /generate") == asked
-    assert "its workflows differs" in refused(*common, *load[:2], "--workflows", 3, *load[4:])
+    assert "it differs in workflows" in refused(*common, *load[:2], "--workflows", 3, *load[4:])
 
     report = here("bench", "report", file).stdout
     assert "| 2 | icarus | 2 | 1 |" in report
@@ -688,7 +714,8 @@ def test_a_server_that_dies_is_reported_as_that(
     assert failed.key == Key("nonshared", 2, rate, 0)
     assert not failed.rows
     assert (failed.error or "").startswith("The server has ended; its log")
-    assert "The server has ended" in told[0]
+    assert told[0].endswith(": begins")
+    assert "The server has ended" in told[-1]
     assert not Book(book.path, HEAD, STARTED).cells
     line = json.loads(book.path.read_text().splitlines()[2])
     assert "measures" not in line

@@ -587,6 +587,20 @@ def test_calibrate_reads_a_benchmark_and_holds_every_second_rate_out(tmp_path: P
     assert done.exit_code == 0, done.output
     assert "nonshared, fitted:" in done.stdout
 
+    assert "The fit is poor" not in done.stdout
+    off = [
+        replace(cell, turns=tuple(replace(turn, end=50 * turn.end + 1) for turn in cell.turns))
+        if cell.rate > 0.3
+        else cell
+        for cell in _cells("icarus", (0.1, 0.2, 0.4))
+    ]
+    _write(file, off)
+    done = runner.invoke(_app(), ["calibrate", str(file), "--chunk", "2048"])
+    assert "The fit is poor: throughput is off by more than 25% in icarus, 2 agents, 0.4/s, on which" in done.stdout
+    done = runner.invoke(_app(), ["calibrate", str(file), "--chunk", "2048", "--json"])
+    assert len(json.loads(done.stdout)) == 1
+    assert "The fit is poor" in done.stderr
+
     _write(file, [*_cells("icarus", (0.1,))])
     with pytest.raises(DescantError, match="measured at one rate"):
         calibrate(measured(file, chunk=2048))

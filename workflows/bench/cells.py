@@ -254,9 +254,8 @@ class Book:
         before = read(path) if there else None
         if before is not None and (differing := [name for name in recipe if before.recipe.get(name) != recipe[name]]):
             if before.cells:
-                verb = "differ" if len(differing) > 1 else "differs"
                 raise DescantError(
-                    f"{path} is of another benchmark (its {', '.join(differing)} {verb}): choose another --output, or "
+                    f"{path} is of another benchmark (it differs in {', '.join(differing)}): choose another --output, or "
                     "delete that file."
                 )
             before = None  # begun, and nothing came of it

@@ -12,6 +12,7 @@ from descant.workflows.bench.cells import COUNT, POSITIVE, WORDS, Bench, Cell, s
 from descant.workflows.bench.measures import Spread, spreads
 from descant.workflows.bench.peak import peak
 from descant.workflows.bench.search import Plan, next_cell
+from descant.workflows.bench.words import counted
 
 BEGINNING = "Measured on "
 BASELINE = "nonshared"
@@ -83,8 +84,8 @@ def _conditions(bench: Bench) -> str:
     return (
         f"{BEGINNING}{machine['cores']} cores, {machine['cpu']}, {machine['memory_gib']} GiB, {gpus}; {versions}.\n"
         f"Model {recipe['model']}; adapters: {recipe['adapters']}.\n"
-        f"Load: {recipe['workflows']} workflows a cell, each of {len(turns)} turns and {recipe['trajectory']:,} tokens "
-        f"at its end (scale {recipe['scale']:g}), agents {recipe['choice']}, seed {recipe['seed']}. "
+        f"Load: {counted(recipe['workflows'], 'workflow')} a cell, each of {counted(len(turns), 'turn')} and "
+        f"{recipe['trajectory']:,} tokens at its end (scale {recipe['scale']:g}), agents {recipe['choice']}, seed {recipe['seed']}. "
         f"KV pool: {recipe['pool_tokens']:,} tokens, {recipe['pool_tokens'] / recipe['trajectory']:.3g} workflows, "
         f"under every scheme; at most {recipe['max_running']} requests at once.\n"
         "Medians over repeats, in brackets the lowest and the highest.\n\n"
@@ -104,9 +105,9 @@ def _incomplete(bench: Bench) -> str:
     if next_cell(plan, done) is None and not failed:
         return ""
     measured = len(done) - failed
-    of = f" of {plan.count}" if plan.count else ""
-    rest = "" if plan.count else ", and saturation has not been found everywhere"
-    return f"**Incomplete: {measured}{of} cells are measured{rest}.** The same command goes on with the rest."
+    found = f"{measured} of {counted(plan.count, 'cell')}" if plan.count else counted(measured, "cell")
+    rest = "" if plan.count else "; saturation has not been found everywhere"
+    return f"**Incomplete: measured so far {found}{rest}.** The same command goes on with the rest."
 
 
 def _headline(every: Sequence[Point]) -> str:
@@ -218,7 +219,7 @@ def _spread(spread: Spread | None, form: str, factor: float) -> str:
 def _failure(cell: Cell) -> str:
     key = cell.key
     reason = (cell.error or "").splitlines()[0]
-    return f"- {key.agents} agents, {key.scheme}, {key.rate:.3g}/s, repeat {key.repeat}: {reason}"
+    return f"- {counted(key.agents, 'agent')}, {key.scheme}, {key.rate:.3g}/s, repeat {key.repeat}: {reason}"
 
 
 def _median(point: Point, name: str) -> str:

@@ -24,6 +24,7 @@ from descant.workflows.bench.recipe import Recipe
 from descant.workflows.bench.search import next_cell
 from descant.workflows.bench.vocabulary import Vocabulary
 from descant.workflows.bench.watch import Watched, watching
+from descant.workflows.bench.words import counted
 from descant.workflows.ready import Served
 
 SILENCE_S = 3600.0  # a request may wait long in the queue of a server that is past saturation
@@ -75,7 +76,7 @@ def own_servers(model: Path, recipe: Recipe, lora_paths: Mapping[str, Path], con
             "--enable-metrics",
         ]
         with ExitStack() as stack:
-            with console.status(f"Starting a server with --kv-sharing {scheme} and {agents} agents"):
+            with console.status(f"Starting a server with --kv-sharing {scheme} and {counted(agents, 'agent')}"):
                 server = stack.enter_context(Server(model, adapters, kv_sharing=scheme, options=options))
             yield Target(server.url, list(adapters), server.pid, True, server.check)
 
@@ -145,6 +146,8 @@ def sweep(
         scheme, agents, repeat = key.scheme, key.agents, key.repeat
         with deploy(scheme, agents) as target:
             while key is not None and (key.scheme, key.agents, key.repeat) == (scheme, agents, repeat):
+                if not console.is_terminal:  # where no status is seen
+                    note(f"{_named(key)}: begins")
                 begun = time.monotonic()
                 cell = _run(key, recipe, target, vocabulary, console)
                 book.add(cell)
@@ -154,6 +157,11 @@ def sweep(
                     failed.append(cell)
                     break
     return failed
+
+
+def left(recipe: Recipe, book: Book) -> bool:
+    """Whether a cell is to be run."""
+    return _next(recipe, book) is not None
 
 
 def _next(recipe: Recipe, book: Book) -> Key | None:
@@ -217,7 +225,7 @@ async def _flush(client: AsyncClient, target: Target) -> None:
 
 
 def _named(key: Key) -> str:
-    return f"{key.scheme}, {key.agents} agents, {key.rate:g} workflows/s, repeat {key.repeat}"
+    return f"{key.scheme}, {counted(key.agents, 'agent')}, {key.rate:g} workflows/s, repeat {key.repeat}"
 
 
 def _told(cell: Cell) -> str:

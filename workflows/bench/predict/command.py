@@ -134,7 +134,7 @@ def calibrate(
 ) -> None:
     """Fit the model of a machine to some cells of a benchmark, predict the others, and show how far off that is."""
     from descant.workflows.bench.predict.measured import calibrate as run
-    from descant.workflows.bench.predict.measured import measured, render
+    from descant.workflows.bench.predict.measured import measured, misfit, render
 
     found = run(measured(file, chunk))
     if as_json:
@@ -155,5 +155,7 @@ def calibrate(
             for one in found
         ]
         print(json.dumps(cells, indent=1))
+        if poor := misfit(found):
+            note(poor)
     else:
         print(render(found))

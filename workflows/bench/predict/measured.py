@@ -74,6 +74,26 @@ def calibrate(cells: Sequence[Cell]) -> list[Calibration]:
     return found
 
 
+FAR = 0.25  # of the measured throughput
+
+
+def misfit(calibrations: Sequence[Calibration]) -> str:
+    """A sentence on cells that the constants miss although they were fitted on them; "" if there are none."""
+    far = [
+        one.cell.name
+        for calibration in calibrations
+        for one in calibration.cells
+        if one.fitted and abs(one.error.throughput) > FAR
+    ]
+    if not far:
+        return ""
+    return (
+        f"The fit is poor: throughput is off by more than {FAR:.0%} in {'; '.join(dict.fromkeys(far))}, on which it "
+        "was fitted, so take no prediction from it; --chunk may be another one there, or the rate lie far past "
+        "saturation."
+    )
+
+
 HEAD = (
     "scheme",
     "agents",
@@ -115,7 +135,8 @@ def render(calibrations: Sequence[Calibration]) -> str:
     fitted = "\n".join(
         f"- {calibration.scheme}, fitted: {_constants(calibration.machine)}" for calibration in calibrations
     )
-    return f"{fitted}\n\n{table(HEAD, rows)}"
+    parts = [fitted, table(HEAD, rows), misfit(calibrations)]
+    return "\n\n".join(part for part in parts if part)
 
 
 def _constants(machine: Fitted) -> str:
