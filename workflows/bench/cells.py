@@ -255,8 +255,8 @@ class Book:
         if before is not None and (differing := [name for name in recipe if before.recipe.get(name) != recipe[name]]):
             if before.cells:
                 raise DescantError(
-                    f"{path} is of another benchmark (it differs in {', '.join(differing)}): choose another --output, or "
-                    "delete that file."
+                    f"{path} is of another benchmark (it differs in {', '.join(differing)}): choose another --output, "
+                    "or delete that file."
                 )
             before = None  # begun, and nothing came of it
         if before is None:
