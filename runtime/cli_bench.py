@@ -15,16 +15,21 @@ import typer
 
 from descant.runtime.console import command, err, note, out
 from descant.runtime.errors import DescantError
-from descant.workflows.bench.options import Choice, Csv, Seed, Shape, Turns, listed, turns_of
+from descant.workflows.bench.files import new, writing
+from descant.workflows.bench.options import Choice, Csv, Seed, Shape, Turns, finite, listed, turns_of
 from descant.workflows.bench.predict.command import add_to as add_predictions
+from descant.workflows.bench.words import counted
 
 T = TypeVar("T")
+
+SLOWEST = 0.0001  # workflows a second: hours lie between two
 
 bench_app = typer.Typer(help="Measure agents on one KV cache against agents with one each.", no_args_is_help=True)
 add_predictions(bench_app)
 
 Scale = Annotated[
-    float | None, typer.Option(min=0, help="Times all token counts; 1/16 by default.", show_default=False)
+    float | None,
+    typer.Option(min=0, help="Times all token counts; 1/16 by default.", show_default=False, callback=finite),
 ]
 Workflows = Annotated[int | None, typer.Option(min=1, help="Workflows of a cell.", show_default=False)]
 Model = Annotated[
@@ -57,7 +62,8 @@ def agents(
     start: Annotated[
         float | None,
         typer.Option(
-            min=0.0001,
+            min=SLOWEST,
+            callback=finite,
             help="Where the search begins. It doubles the rate until that brings less than 10 % more throughput, for "
             "each scheme by itself, and measures each scheme where the others peak.",
             show_default=False,
@@ -70,6 +76,8 @@ def agents(
         float | None,
         typer.Option(
             min=1.5,
+            max=1e6,
+            callback=finite,
             help="The KV pool, in whole trajectories, the same for every scheme; 4 by default.",
             show_default=False,
         ),
@@ -91,7 +99,7 @@ def agents(
     from descant.workflows.bench.cells import Book
     from descant.workflows.bench.presets import DEFAULTS, PRESETS, SCHEMES
     from descant.workflows.bench.recipe import Recipe, machine, versions
-    from descant.workflows.bench.sweep import others_server, own_servers, sweep
+    from descant.workflows.bench.sweep import left, others_server, own_servers, sweep
     from descant.workflows.bench.vocabulary import vocabulary_of
 
     if preset not in PRESETS:
@@ -101,7 +109,7 @@ def agents(
         "schemes": _list(schemes, "--schemes", str),
         "agents": _list(agents, "--agents", int),
         "workflows": workflows,
-        "rates": () if rates == "search" else _list(rates, "--rates", float),
+        "rates": _rates(rates),
         "start": start,
         "fill": fill,
         "repeats": repeats,
@@ -121,12 +129,14 @@ def agents(
     paths = _paths(lora_paths)
     if paths and len(paths) < max(wanted["agents"]):
         raise DescantError(
-            f"--lora-paths names {len(paths)} adapters for {max(wanted['agents'])} agents: name as many."
+            f"--lora-paths names {counted(len(paths), 'adapter')} for {counted(max(wanted['agents']), 'agent')}: name "
+            "as many."
         )
     if url is None:
         if adapters is not None:
             raise DescantError("--adapters names those of a running server: give its --url, too, or --lora-paths.")
         recipe = Recipe(**wanted)
+        recipe.check()
         checkpoint = model or demo_checkpoint(err)
         deploy = own_servers(checkpoint, recipe, paths, err)
         served = ", ".join(f"{name}={path}" for name, path in paths.items()) or "stand-ins of rank 8, untrained"
@@ -136,15 +146,17 @@ def agents(
         names = _list(adapters, "--adapters", str)
         if not names:
             raise DescantError("Say which adapters of the server are the agents: --adapters NAME,….")
+        wanted |= {"agents": (len(names),)}
+        Recipe(**{**wanted, "schemes": ()}).check()
         running = others_server(url, names)
         deploy = running.deploy
-        wanted |= {"schemes": (running.scheme,), "agents": (len(names),), "max_running": running.max_running}
+        wanted |= {"schemes": (running.scheme,), "max_running": running.max_running}
         recipe = Recipe(**wanted)
         recipe = replace(recipe, pool_workflows=running.pool_tokens / recipe.trajectory)
         checkpoint = model or running.model
         served = f"{', '.join(names)} of a server that was there"
     vocabulary = vocabulary_of(checkpoint)
-    recipe.check(vocabulary)
+    vocabulary.check(recipe.trajectory)
     head = {
         **asdict(recipe),
         "trajectory": recipe.trajectory,
@@ -157,16 +169,26 @@ def agents(
     line = ["descant", *sys.argv[1:]]
     book = Book(output, head, {"command": line, "at": datetime.now().astimezone().isoformat(timespec="seconds")})
     if book.cells:
-        note(f"{len(book.cells)} cells are in {output} already; going on from there.")
+        there = "is" if len(book.cells) == 1 else "are"
+        note(
+            f"{counted(len(book.cells), 'cell')} {there} in {output} already; "
+            + ("going on from there." if left(recipe, book) else "nothing is left to measure.")
+        )
     try:
         failed = sweep(recipe, deploy, vocabulary, book, err, note)
     except (KeyboardInterrupt, SystemExit):
         note(f"To go on: the same command again, {shlex.join(line)}")
         raise
-    out.print(f"{output}: {len(book.cells)} cells. descant bench report {output}", highlight=False, soft_wrap=True)
+    measured = sum(cell.error is None for cell in book.cells.values())
+    out.print(
+        f"{output}: {counted(measured, 'measured cell')}. descant bench report {output}",
+        highlight=False,
+        soft_wrap=True,
+    )
     if failed:
         raise DescantError(
-            f"{len(failed)} cells have no measurement; the same command tries them again. The first: {failed[0].error}"
+            f"{counted(len(failed), 'cell')} without a measurement; the same command tries again. The first: "
+            f"{failed[0].error}"
         )
 
 
@@ -180,22 +202,21 @@ def report(
     plots: Annotated[bool, typer.Option(help="Draw the plots; needs matplotlib.")] = True,
 ) -> None:
     """Turn a benchmark's file into Markdown tables and plots."""
-    from descant.workflows.bench.cells import read
+    from descant.workflows.bench.cells import measured
     from descant.workflows.bench.plots import plot
     from descant.workflows.bench.report import render
 
-    bench = read(file)
+    bench = measured(file)
     text = render(bench)
     folder = output or file.with_name(f"{file.stem}-report")
     print(text)
     written = [folder / "report.md"]
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        _replaceable(written[0])
         written[0].write_text(text, encoding="utf-8")
         if plots:
             written += plot(bench, folder)
-    except OSError as error:
-        raise DescantError(f"{folder} cannot be written ({error.strerror}): give another --output.") from error
     note(f"Written: {', '.join(map(str, written))}")
 
 
@@ -220,6 +241,7 @@ def export(
     from descant.workflows.bench.traces import schedule
     from descant.workflows.bench.vocabulary import vocabulary_of
 
+    new(output)
     names = listed(adapters, "--adapters", str)
     trace, chosen = turns_of(csv, shape, turns, choice)
     load = schedule(
@@ -232,11 +254,21 @@ def export(
         seed=seed,
     )
     checkpoint = model or demo_checkpoint(err)
-    count = write(load, names, vocabulary_of(checkpoint), seed, output)
+    vocabulary = vocabulary_of(checkpoint)
+    vocabulary.check(load[0].tokens)
+    count = write(load, names, vocabulary, seed, output)
     words = ["python", "-m", "sglang.bench_serving", "--backend", "sglang", "--dataset-name", "openai"]
     words += ["--dataset-path", str(output), "--num-prompts", str(count), "--tokenizer", str(checkpoint)]
     note("Each turn stands alone there: none waits for the one before it, and what agents generate is not read again.")
     out.print(shlex.join([*words, "--request-rate", "1", "--port", "30000"]), highlight=False, soft_wrap=True)
+
+
+def _replaceable(file: Path) -> None:
+    """Raise DescantError if the file is there and no earlier report."""
+    from descant.workflows.bench.report import BEGINNING
+
+    if file.exists() and not file.read_text(encoding="utf-8", errors="replace").startswith(BEGINNING):
+        raise DescantError(f"{file} is there and no benchmark's report: give another --output.")
 
 
 def _list(text: str | None, option: str, kind: Callable[[str], T]) -> tuple[T, ...] | None:
@@ -244,12 +276,36 @@ def _list(text: str | None, option: str, kind: Callable[[str], T]) -> tuple[T, .
     return None if text is None else listed(text, option, kind)
 
 
+def _rates(text: str | None) -> tuple[float, ...] | None:
+    """Workflows a second; none where saturation is looked for."""
+    words = [word.strip() for word in (text or "").split(",")]
+    if words == ["search"]:
+        return ()
+    if "search" in words:
+        raise DescantError(f"--rates {text} has search beside other rates: search stands alone.")
+    found = _list(text, "--rates", float)
+    if found and min(found) < SLOWEST:
+        raise DescantError(f"--rates {text} has one below {SLOWEST} workflows/s: give higher ones.")
+    return found
+
+
 def _paths(text: str | None) -> dict[str, Path]:
     """Adapters' folders by name."""
-    pairs = [word.partition("=") for word in _list(text, "--lora-paths", str) or ()]
-    if wrong := [name for name, _, path in pairs if not Path(path).is_dir()]:
+    paths: dict[str, Path] = {}
+    for word in _list(text, "--lora-paths", str) or ():
+        name, _, path = (part.strip() for part in word.partition("="))
+        if not name or not path:
+            raise DescantError(f"--lora-paths has {word!r} between its commas: write NAME=PATH,….")
+        if name in paths:
+            raise DescantError(f"--lora-paths names {name} twice: give each adapter a name of its own.")
+        paths[name] = Path(path)
+    if wrong := [name for name, path in paths.items() if not path.is_dir()]:
         raise DescantError(f"--lora-paths names no folder for {', '.join(wrong)}: write NAME=PATH,….")
-    return {name: Path(path) for name, _, path in pairs}
+    if wrong := [name for name, path in paths.items() if not (path / "adapter_config.json").is_file()]:
+        raise DescantError(
+            f"--lora-paths names a folder without adapter_config.json for {', '.join(wrong)}: give those of adapters."
+        )
+    return paths
 
 
 def _digest(file: Path) -> str:

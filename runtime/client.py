@@ -59,7 +59,7 @@ class Client:
         Raises:
             RequestError: the server refused it, or cannot be reached.
         """
-        return call.result(self._send(_request(self._http, call)))
+        return call.result(self.url, self._send(_request(self._http, call)))
 
     def run(self, steps: Steps[T]) -> T:
         """The result of several calls."""
@@ -98,11 +98,13 @@ class Client:
                     answer.over = True
                     raise protocol.refusal(response)
                 for data in response.iter_bytes():
-                    if piece := answer.feed(data):
+                    if piece := answer.feed(data, self.url):
                         yield piece
                     answer.check()
             if not answer.over:
                 raise answer.lost(self.url)
+        except httpx.DecodingError as error:
+            raise protocol.foreign(self.url, "its answer cannot be decoded") from error
         except httpx.TransportError as error:
             if not answer.over:
                 raise answer.lost(self.url, error) from error
@@ -181,6 +183,8 @@ class Client:
                 if (delay := next(delays, None)) is None:
                     raise protocol.unreachable(self.url, error) from error
                 time.sleep(delay)
+            except httpx.DecodingError as error:
+                raise protocol.foreign(self.url, "its answer cannot be decoded") from error
             except httpx.TransportError as error:
                 if answer is not None:
                     raise
@@ -208,7 +212,7 @@ class AsyncClient:
 
     async def call(self, call: Call[T]) -> T:
         """As `Client.call`."""
-        return call.result(await self._send(_request(self._http, call)))
+        return call.result(self.url, await self._send(_request(self._http, call)))
 
     async def run(self, steps: Steps[T]) -> T:
         """As `Client.run`."""
@@ -245,11 +249,13 @@ class AsyncClient:
                     data = await anext(chunks, None)
                 if data is None:
                     break
-                if piece := answer.feed(data):
+                if piece := answer.feed(data, self.url):
                     yield piece
                 answer.check()
             if not answer.over:
                 raise answer.lost(self.url)
+        except httpx.DecodingError as error:
+            raise protocol.foreign(self.url, "its answer cannot be decoded") from error
         except httpx.TransportError as error:
             if not answer.over:
                 raise answer.lost(self.url, error) from error
@@ -273,6 +279,8 @@ class AsyncClient:
                 if (delay := next(delays, None)) is None:
                     raise protocol.unreachable(self.url, error) from error
                 await asyncio.sleep(delay)
+            except httpx.DecodingError as error:
+                raise protocol.foreign(self.url, "its answer cannot be decoded") from error
             except httpx.TransportError as error:
                 if answer is not None:
                     raise
@@ -295,7 +303,10 @@ def _headers(key: str | None) -> dict[str, str]:
 
 def _request(http: httpx.Client | httpx.AsyncClient, call: Call[Any], timeout: float | None = None) -> httpx.Request:
     method = "GET" if call.body is None else "POST"
-    return http.build_request(method, call.path, json=call.body, timeout=http.timeout if timeout is None else timeout)
+    patience: float | httpx.Timeout = http.timeout
+    if timeout is None and call.patience is not None:
+        timeout = min(call.patience, http.timeout.read or call.patience)
+    return http.build_request(method, call.path, json=call.body, timeout=patience if timeout is None else timeout)
 
 
 def _shut(connection: socket.socket) -> None:

@@ -25,6 +25,9 @@ from descant.runtime.turn import (
 T = TypeVar("T")
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.05, 0.5
 ABORT_PATIENCE_S = 2.0
+INFO_PATIENCE_S = 30.0  # for what a server says of itself
+# What reading an answer of another form than SGLang's comes to.
+MISREAD = (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -34,18 +37,23 @@ class Call(Generic[T]):
     body: sent as JSON by POST; None sends a GET.
     read: the result, from a response with status 200.
     failure: how the error begins for any other status.
+    patience: seconds without a byte until it fails, where that is less than its client's.
     """
 
     path: str
     body: Mapping[str, Any] | None
     read: Callable[[httpx.Response], T]
     failure: str
+    patience: float | None = None
 
-    def result(self, response: httpx.Response) -> T:
-        """Raises RequestError if the server did not do what it was asked."""
+    def result(self, url: str, response: httpx.Response) -> T:
+        """Raises RequestError if the server at `url` did not do what it was asked, or is none of SGLang's."""
         if response.status_code != 200:
             raise RequestError(f"{self.failure}: {_message(response)}")
-        return self.read(response)
+        try:
+            return self.read(response)
+        except MISREAD as error:
+            raise foreign(url, f"{self.path} answers something else") from error
 
 
 # What takes several calls is written once, as a generator that yields each call and is sent its result.
@@ -94,17 +102,38 @@ def score(input_ids: Sequence[Any], agent: str | None, **more: Any) -> Call[Any]
 
 def server_info() -> Call[dict[str, Any]]:
     """What GET /server_info answers."""
-    return Call("/server_info", None, lambda response: response.json(), "The server does not answer /server_info")
+    failure = "The server does not answer /server_info"
+    return Call("/server_info", None, _object, failure, INFO_PATIENCE_S)
 
 
 def model_info() -> Call[dict[str, Any]]:
     """What GET /model_info answers."""
-    return Call("/model_info", None, lambda response: response.json(), "The server does not answer /model_info")
+    failure = "The server does not answer /model_info"
+    return Call("/model_info", None, _model, failure, INFO_PATIENCE_S)
 
 
 def models() -> Call[list[dict[str, Any]]]:
     """What GET /v1/models lists: the base model, with its max_model_len, and each adapter, with its parent."""
-    return Call("/v1/models", None, lambda response: response.json()["data"], "The server does not list its models")
+    failure = "The server does not list its models"
+    return Call("/v1/models", None, _cards, failure, INFO_PATIENCE_S)
+
+
+def _object(response: httpx.Response) -> dict[str, Any]:
+    return dict(response.json().items())
+
+
+def _model(response: httpx.Response) -> dict[str, Any]:
+    info = _object(response)
+    if not isinstance(info["model_path"], str):
+        raise TypeError("no path of a model")
+    return info
+
+
+def _cards(response: httpx.Response) -> list[dict[str, Any]]:
+    base, *adapters = response.json()["data"]
+    if not isinstance(base["max_model_len"], int) or not all(isinstance(card["id"], str) for card in (base, *adapters)):
+        raise TypeError("no cards of models")
+    return [base, *adapters]
 
 
 def abort(rid: str) -> Call[None]:
@@ -141,10 +170,12 @@ class Answer:
         self._text = ""
         self._meta: dict[str, Any] = {}
         self._start = time.monotonic()
+        self._cached = self._cross_agent = 0
         self._ttft = self._latency = 0.0
         self._lock = threading.Lock()
         self._ended_by: type[InterruptedTurn] | None = None
         self._hang_up: Callable[[], object] = lambda: None
+        self._began = self._strange = False  # whether an event came, and a line that is of no event stream
 
     @property
     def body(self) -> dict[str, Any]:
@@ -162,16 +193,20 @@ class Answer:
         """Seconds that are left, 0 or more; None without a limit."""
         return None if self.timeout is None else max(0.0, self._start + self.timeout - time.monotonic())
 
-    def feed(self, data: bytes) -> str:
-        """Take bytes of the event stream; return the text that they complete.
+    def feed(self, data: bytes, url: str) -> str:
+        """Take bytes of the event stream from `url`; return the text that they complete.
 
         Raises:
-            RequestError: they say that the server refused the request.
+            RequestError: they say that the server refused the request, or are none of SGLang's.
             InterruptedTurn: they say that the server ended it.
         """
         # Lines end at \n alone: JSON may hold the other characters that str.splitlines() knows.
         *lines, self._buffer = (self._buffer + data).split(b"\n")
-        return "".join(self._event(line[5:].strip()) for line in lines if line.startswith(b"data:"))
+        self._strange |= any(line.strip() and not line.startswith(b"data:") for line in lines)
+        try:
+            return "".join(self._event(line[5:].strip()) for line in lines if line.startswith(b"data:"))
+        except MISREAD as error:
+            raise foreign(url, "/generate streams something else") from error
 
     def _event(self, data: bytes) -> str:
         if data == b"[DONE]":
@@ -181,6 +216,8 @@ class Answer:
             self.over = True
             raise _refused(_line(error.get("message", error)))
         self._meta = meta = event["meta_info"]
+        self._began = True
+        self._cached, self._cross_agent = int(meta.get("cached_tokens") or 0), cross_agent(meta)
         finish = meta.get("finish_reason")
         self.over = finish is not None
         if finish and finish["type"] == "abort":
@@ -191,7 +228,7 @@ class Answer:
         self._ttft = self._ttft or self._latency
         # SGLang sends all ids so far, or the new ones alone under --incremental-streaming-output.
         incremental = len(event["output_ids"]) < meta["completion_tokens"]
-        self._output_ids = self._output_ids + event["output_ids"] if incremental else event["output_ids"]
+        self._output_ids = [*(self._output_ids if incremental else ()), *map(int, event["output_ids"])]
         # There is no text without a tokenizer.
         text = event.get("text") or ""
         whole = self._text + text if incremental else text
@@ -206,8 +243,8 @@ class Answer:
             output_ids=list(self._output_ids),
             text=self._text,
             prompt_tokens=self._prompt_tokens,
-            cached_tokens=self._meta.get("cached_tokens", 0),
-            cross_agent=cross_agent(self._meta),
+            cached_tokens=self._cached,
+            cross_agent=self._cross_agent,
             ttft=self._ttft,
             latency=self._latency,
             meta_info=self._meta,
@@ -236,9 +273,12 @@ class Answer:
             why = {TurnTimeout: f"was not over after {self.timeout} s", TurnCancelled: "was cancelled"}[self._ended_by]
             raise self._ended_by(f"The turn {why}: {len(self._output_ids)} tokens had come.", self.turn())
 
-    def lost(self, url: str, error: httpx.TransportError | None = None) -> InterruptedTurn:
-        """The error for a stream that broke off."""
+    def lost(self, url: str, error: httpx.TransportError | None = None) -> RequestError:
+        """The error for a stream that broke off, or was none."""
         self.check()
+        rest = self._buffer.strip()
+        if not self._began and (self._strange or (rest and not rest.startswith(b"data:"[: len(rest)]))):
+            return foreign(url, "/generate answers something else")
         reason = f" ({_reason(error)})" if error else ""
         return InterruptedTurn(
             f"The server at {url} broke off its answer{reason} after {len(self._output_ids)} tokens: see its log.",
@@ -290,7 +330,16 @@ def backoff(seconds: float) -> Iterator[float]:
 
 
 def unreachable(url: str, error: httpx.TransportError) -> Unreachable:
+    if isinstance(error, httpx.ReadTimeout):
+        return Unreachable(
+            f"The server at {url} cannot be reached (it takes requests, and does not answer): see its log."
+        )
     return Unreachable(f"The server at {url} cannot be reached ({_reason(error)}): see its log.")
+
+
+def foreign(url: str, why: str) -> RequestError:
+    """What an answer comes to that SGLang does not give."""
+    return RequestError(f"What answers at {url} is no SGLang server: {why}; give the address of one.")
 
 
 def _reason(error: httpx.TransportError) -> str:
@@ -304,10 +353,18 @@ def _message(response: httpx.Response) -> str:
         error = body.get("error", body)
         message = _line(error["message"] if isinstance(error, dict) else error)
     except (ValueError, KeyError, AttributeError):
-        return f"HTTP {response.status_code} {_line(response.text[:200])}"
+        return f"HTTP {response.status_code} {_plain(response)}".strip()
     if "'NoneType' object has no attribute" in message:
         return "it has no tokenizer (--skip-tokenizer-init), so send token ids, or start it without that option."
     return message
+
+
+def _plain(response: httpx.Response) -> str:
+    """What a body says that is no error of SGLang's; of a page, the status alone says more."""
+    text = _line(response.text[:200])
+    return (
+        response.reason_phrase if text.startswith("<") or "html" in response.headers.get("content-type", "") else text
+    )
 
 
 def _line(message: object) -> str:

@@ -7,9 +7,10 @@ import json
 import statistics
 import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -243,6 +244,15 @@ def test_a_csv_names_agents_or_numbers_them(tmp_path: Path, names: tuple[str, st
         ("agent,prefill_len,decode_len\n,3,4\n", "line 2"),
         ("agent,prefill_len,decode_len\n", "no turns"),
         ("", "line 1"),
+        ("agent,prefill_len,decode_len\nplan,3,4,5\n", "line 2 has more fields"),
+        ("agent,prefill_len,decode_len,agent\nplan,3,4,act\n", "line 1 has the column agent twice"),
+        (f"agent,prefill_len,decode_len\nplan,{'9' * 5000},4\n", "line 2"),
+        (f"agent,prefill_len,decode_len\nplan,{10**12},4\n", "line 2"),
+        (f"agent,prefill_len,decode_len\n{'9' * 5000},3,4\n", "has agents 99999999999999999999…: number them"),
+        ("agent,prefill_len,decode_len\n0,3,4\n2,3,4\n", "has agents 0, 2: number them from 0 without a gap"),
+        ("agent,prefill_len,decode_len\n1,3,4\n", "has agents 1: number"),
+        ("agent,prefill_len,decode_len\n0,3,4\n00,3,4\n", "has agents 0, 00: number"),
+        ("agent,prefill_len,decode_len\n" + "plan,3,4\n" * 10_001, "more than 10,000 turns"),
     ],
 )
 def test_a_bad_csv_is_refused_by_file_and_line(tmp_path: Path, text: str, words: str) -> None:
@@ -254,11 +264,39 @@ def test_a_bad_csv_is_refused_by_file_and_line(tmp_path: Path, text: str, words:
     assert str(file) in str(error.value)
 
 
+def test_a_csv_of_a_spreadsheet_is_read(tmp_path: Path) -> None:
+    """With a mark of its encoding, blanks around names, and columns of its own."""
+    file = tmp_path / "turns.csv"
+    file.write_text("agent , prefill_len, decode_len,why\nplan, 3, 4,x\n", encoding="utf-8-sig")
+    assert traces.read_csv(file) == traces.Trace((Turn(0, 3, 4),), 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"scale": 0.0}, "A scale of 0 leaves no load"),
+        ({"scale": 1e300}, "A scale of 1e\\+300 leaves no load"),
+        ({"scale": float("nan")}, "A scale of nan leaves no load"),
+        ({"agents": 10_001}, "for 10,001 agents is too much"),
+        ({"workflows": 10_000_000}, "10,000,000 workflows, 7 turns each, .* is too much"),
+        ({"trace": traces.Trace((Turn(0, 0, 4),))}, "nothing to read or to generate"),
+    ],
+)
+def test_an_absurd_load_is_refused_before_it_is_made(change: dict[str, Any], why: str) -> None:
+    common = {"trace": traces.react(), "workflows": 2, "agents": 2, "choice": "random", "scale": 1.0}
+    with pytest.raises(DescantError, match=why):
+        traces.schedule(**{**common, **change}, rate=1.0, seed=0)
+
+
 def test_the_pool_is_a_multiple_of_one_workflow_under_every_scheme() -> None:
     assert RECIPE.trajectory == 8 + 64 + 64 + 3 * 1
     assert RECIPE.pool_tokens == 4 * 139
+    # As many tokens as a server says: no float makes them one more.
+    assert replace(RECIPE, pool_workflows=6356 / 139).pool_tokens == 6356
+    for pool in range(139, 6000):
+        assert replace(RECIPE, pool_workflows=pool / 139).pool_tokens == pool
     with pytest.raises(DescantError, match="grows to 139 tokens and the model takes 138"):
-        RECIPE.check(Vocabulary(10, context=138))
+        Vocabulary(10, context=138).check(RECIPE.trajectory)
 
 
 # Measures
@@ -429,11 +467,37 @@ def test_cells_that_are_done_stay_and_those_that_failed_are_tried_again(tmp_path
     assert len(bench.started) == 2
 
 
+def test_a_command_tells_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a server that answers for SGLang, with the load itself left out."""
+
+    async def load(key: Key, *_: object) -> tuple[list[Row], Watched]:
+        if key.rate == 2:
+            raise DescantError("It is too fast.")
+        return [ROW], Watched()
+
+    monkeypatch.setattr("descant.workflows.bench.sweep._load", load)
+    (tmp_path / "config.json").write_text('{"vocab_size": 100, "max_position_embeddings": 4096}')
+    answers = {"/server_info": INFO, "/v1/models": MODELS, "/model_info": {"model_path": str(tmp_path)}}
+    with answering({path: (200, json.dumps(body)) for path, body in answers.items()}) as url:
+        file = tmp_path / "b.jsonl"
+        words = ("bench", "agents", "--output", file, "--url", url, "--adapters", "plan", "--rates")
+        result = here(*words, 1)
+        assert result.stdout.startswith(f"{file}: 1 measured cell. ")
+        assert result.stderr.startswith("nonshared, 1 agent, 1 workflows/s, repeat 0: begins\n")
+        assert read(file).recipe["pool_tokens"] == INFO["max_total_num_tokens"]
+        assert here(*words, 1).stderr == f"1 cell is in {file} already; nothing is left to measure.\n"
+        assert "it differs in rates" in here(*words, 2, status=1).stderr
+        file.unlink()
+        failed = here(*words, "1,2", status=1)
+        assert "1 cell without a measurement; the same command tries again. The first: It is too fast." in failed.stderr
+        assert here(*words, "1,2", status=1).stderr.startswith(f"1 cell is in {file} already; going on from there.\n")
+
+
 def test_another_recipe_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "bench.jsonl"
     Book(file, HEAD, STARTED).add(cell("icarus"))
     before = file.read_bytes()
-    with pytest.raises(DescantError, match=r"of another benchmark \(its scale, seed differ\)"):
+    with pytest.raises(DescantError, match=r"of another benchmark \(it differs in scale, seed\)"):
         Book(file, {**HEAD, "scale": 2.0, "seed": 1}, STARTED)
     assert file.read_bytes() == before
     file.write_text("{}\n")
@@ -442,6 +506,79 @@ def test_another_recipe_is_refused(tmp_path: Path) -> None:
     file.write_text("")
     with pytest.raises(DescantError, match="is no benchmark"):
         read(file)
+
+
+def test_a_file_with_no_cell_is_begun_anew(tmp_path: Path) -> None:
+    file = tmp_path / "bench.jsonl"
+    Book(file, HEAD, STARTED)
+    with file.open("a") as cut:
+        cut.write('{"line": "cell", "sch')
+    Book(file, {**HEAD, "seed": 1}, STARTED)
+    assert (read(file).recipe["seed"], len(read(file).started)) == (1, 1)
+    Book(file, {**HEAD, "seed": 1}, STARTED).add(Cell(cell("icarus").key, error="It died."))
+    assert len(read(file).started) == 2
+    with pytest.raises(DescantError, match="it differs in seed"):
+        Book(file, HEAD, STARTED)
+
+
+def test_a_last_cell_that_lacks_only_its_newline_stays(tmp_path: Path) -> None:
+    file = tmp_path / "bench.jsonl"
+    Book(file, HEAD, STARTED).add(cell("icarus"))
+    file.write_bytes(file.read_bytes()[:-1])
+    assert list(read(file).cells) == [cell("icarus").key]
+    again = Book(file, HEAD, STARTED)
+    again.add(cell("nonshared"))
+    assert len(read(file).cells) == 2
+
+
+def damaged(change: Callable[[dict[str, Any]], object], line: int, file: Path) -> str:
+    """What is said of a file whose line was changed."""
+    file.unlink(missing_ok=True)
+    Book(file, HEAD, STARTED).add(cell("icarus"))
+    lines = [json.loads(text) for text in file.read_text().splitlines()]
+    change(lines[line - 1])
+    file.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    with pytest.raises(DescantError) as error:
+        read(file)
+    for command in ("report", "calibrate"):
+        assert refused("bench", command, file) == str(error.value)
+    return str(error.value)
+
+
+def test_a_damaged_file_is_told_by_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "bench.jsonl"
+    for broken in ({}, [1], {"schemes": "icarus"}):
+        told = damaged(lambda line, broken=broken: line.update(recipe=broken), 1, file)  # type: ignore[misc]
+        assert told.startswith(f"{file}, line 1 is not of a benchmark: ")
+        assert "measure anew, into another file" in told
+    told = damaged(lambda line: line.pop("command"), 2, file)
+    assert told == (
+        f"{file}, line 2 is not of a benchmark: the line has no command; delete the line, with which no measurement "
+        "goes."
+    )
+    values = [0, 0, 0, 0.0, 0.0, 1.0, 2.0, 10, 0, 0, 5, None]
+    for change in (
+        {"scheme": "mine"},
+        {"rows": []},
+        {"rows": 3},
+        {"rows": [["x"] * 12]},
+        {"rows": [values[:3]]},
+        {"rows": [[*values[:5], float("nan"), *values[6:]]]},
+        {"rows": [[*values[:7], 0, *values[8:]]]},
+        {"rows": [[*values[:5], 0.0, 0.0, *values[7:]]]},
+        {"watched": {}},
+        {"watched": {"samples": [], "rss": "x"}},
+        {"watched": {"samples": [], "more": 1}},
+        {"rate": 10**400},
+        {"rate": "1"},
+        {"agents": 0},
+        {"line": "cells"},
+    ):
+        told = damaged(lambda line, change=change: line.update(change), 3, file)  # type: ignore[misc]
+        assert told.startswith(f"{file}, line 3 is not of a benchmark: ")
+        assert ("is run again" in told) is ("line" not in change)
+    told = damaged(lambda line: line.update(error=""), 3, file)
+    assert told.endswith('its error is ""; delete the line, with which no measurement goes.')
 
 
 def test_the_report_compares_where_nonshared_peaks(tmp_path: Path) -> None:
@@ -466,6 +603,37 @@ def test_the_report_compares_where_nonshared_peaks(tmp_path: Path) -> None:
     assert "| 2 | icarus | 1 | 3 | 1.33 (1…2) | 6.67 (5…10) |" in text
     assert "- 2 agents, nonshared, 4/s, repeat 0: The server has ended; its log ends with:" in text
     assert "Killed" not in text
+
+
+def test_a_report_needs_a_measured_cell(tmp_path: Path) -> None:
+    file = tmp_path / "bench.jsonl"
+    book = Book(file, HEAD, STARTED)
+    for _ in range(2):
+        for command in ("report", "calibrate"):
+            assert refused("bench", command, file).startswith(f"{file} has no measured cell yet: run descant bench")
+        book.add(Cell(cell("icarus").key, error="It died."))
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_the_report_of_an_interrupted_run_says_so(tmp_path: Path) -> None:
+    plan = {"agents": [2], "rates": [1.0, 2.0], "start": 1.0, "fill": False, "repeats": 1}
+    book = Book(tmp_path / "bench.jsonl", {**HEAD, **plan}, STARTED)
+    for rate in (1.0, 2.0):
+        book.add(cell("icarus", rate))
+    book.add(cell("nonshared", 1.0))
+    assert "**Incomplete: measured so far 3 of 4 cells.**" in render(read(book.path))
+    book.add(Cell(cell("nonshared", 2.0).key, error="It died."))
+    assert "**Incomplete: measured so far 3 of 4 cells.**" in render(read(book.path))
+    book.add(cell("nonshared", 2.0))
+    assert "Incomplete" not in render(read(book.path))
+
+    book = Book(tmp_path / "search.jsonl", {**HEAD, **plan, "rates": []}, STARTED)
+    book.add(cell("nonshared", 1.0))
+    assert "**Incomplete: measured so far 1 cell; saturation" in render(read(book.path))
+    for scheme in ("nonshared", "icarus"):
+        for rate in (1.0, 2.0):
+            book.add(cell(scheme, rate))
+    assert "Incomplete" not in render(read(book.path))
 
 
 def test_the_plots_have_a_panel_for_each_number_of_agents(tmp_path: Path) -> None:
@@ -511,7 +679,7 @@ def test_a_running_server_is_loaded_by_the_schedule(server: Server, tmp_path: Pa
     asked = server.log.read_text().count("POST /generate")
     here(*common, *load)
     assert server.log.read_text().count("POST /generate") == asked
-    assert "its workflows differ" in refused(*common, *load[:2], "--workflows", 3, *load[4:])
+    assert "it differs in workflows" in refused(*common, *load[:2], "--workflows", 3, *load[4:])
 
     report = here("bench", "report", file).stdout
     assert "| 2 | icarus | 2 | 1 |" in report
@@ -546,7 +714,8 @@ def test_a_server_that_dies_is_reported_as_that(
     assert failed.key == Key("nonshared", 2, rate, 0)
     assert not failed.rows
     assert (failed.error or "").startswith("The server has ended; its log")
-    assert "The server has ended" in told[0]
+    assert told[0].endswith(": begins")
+    assert "The server has ended" in told[-1]
     assert not Book(book.path, HEAD, STARTED).cells
     line = json.loads(book.path.read_text().splitlines()[2])
     assert "measures" not in line
@@ -562,8 +731,56 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
     assert "--rates 1,0 has something" in refused(*bench, "--rates", "1,0")
     assert "give its --url" in refused(*bench, "--adapters", "plan")
     assert "names no folder for plan" in refused(*bench, "--lora-paths", "plan=/nowhere")
-    assert "cannot be reached" in refused(*bench, "--url", "http://127.0.0.1:9", "--adapters", "plan")
-    assert not list(tmp_path.iterdir())
+    assert refused(*bench, "--url", "http://127.0.0.1:9", "--adapters", "plan").endswith(": is it running?")
+    assert "names no folder" not in (told := refused(*bench, "--lora-paths", "a,b"))
+    assert "--lora-paths has 'a' between its commas" in told
+    assert "without adapter_config.json for a" in refused(*bench, "--lora-paths", f"a={tmp_path}")
+    assert "names a twice" in refused(*bench, "--lora-paths", f"a={tmp_path}, a=/")
+    assert "--agents 2, 2 has 2 twice" in refused(*bench, "--agents", "2, 2")
+    assert "--schemes icarus,icarus has icarus twice" in refused(*bench, "--schemes", "icarus,icarus")
+    assert "--rates 5,5.0 has 5 twice" in refused(*bench, "--rates", "5,5.0")
+    assert "search stands alone" in refused(*bench, "--rates", "1, search")
+    assert "below 0.0001 workflows/s" in refused(*bench, "--rates", "1e-300")
+    assert "endless" in refused(*bench, "--rates", "inf")
+    url = ("--url", "http://127.0.0.1:9", "--adapters")
+    assert "has plan twice" in refused(*bench, *url, "plan,plan")
+    assert "names 1 adapter for 2 agents" in refused(*bench, "--lora-paths", f"a={adapter(tmp_path)}")
+    for option in ("--scale", "--start", "--pool-workflows"):
+        for value in ("inf", "nan"):
+            assert f"Invalid value for '{option}'" in here(*bench, option, value, status=2).stderr
+    here(*bench, "--turns", 1_000_000, status=2)
+    csv = tmp_path / "turns.csv"
+    csv.write_text("agent,prefill_len,decode_len\nplan,0,4\n")
+    for words in (bench, ("bench", "export", tmp_path / "x.jsonl", "--adapters", "plan")):
+        assert "nothing to read or to generate" in refused(*words, "--csv", csv)
+    assert {path.name for path in tmp_path.iterdir()} == {"turns.csv", "adapter"}
+
+
+def adapter(folder: Path) -> Path:
+    """What looks like one's folder."""
+    (folder / "adapter").mkdir()
+    (folder / "adapter" / "adapter_config.json").write_text("{}")
+    return folder / "adapter"
+
+
+@pytest.mark.parametrize(
+    ("config", "tokenizer", "why"),
+    [
+        ([1], {}, "does not say how large"),
+        ({"vocab_size": None, "max_position_embeddings": 9}, {}, "does not say how large"),
+        ({"vocab_size": 0, "max_position_embeddings": 9}, {}, "has a vocabulary of 0 tokens"),
+        ({"vocab_size": 9, "max_position_embeddings": 0}, {}, "and takes 0"),
+        ({"vocab_size": 1, "max_position_embeddings": 9}, {"added_tokens": [{"id": 0}]}, "1 of them special"),
+        ({"vocab_size": 9, "max_position_embeddings": 9}, [], "tokenizer.json is no tokenizer"),
+        ({"vocab_size": 9, "max_position_embeddings": 200}, {}, "grows to 1589 tokens and the model takes 200"),
+    ],
+)
+def test_a_model_that_takes_no_load_is_refused(config: Any, tokenizer: Any, why: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert why in refused("bench", "export", tmp_path / "x", "--adapters", "plan,act", "--model", tmp_path)
+    assert why in refused("bench", "agents", "--output", tmp_path / "x", "--model", tmp_path)
+    assert not (tmp_path / "x").exists()
 
 
 def test_an_export_is_what_bench_serving_sends(checkpoint: Callable[[str], tiny.Checkpoint], tmp_path: Path) -> None:
@@ -581,3 +798,77 @@ def test_an_export_is_what_bench_serving_sends(checkpoint: Callable[[str], tiny.
     assert [body["lora_path"] for body in sent] == ["plan"] * 2 + ["act"] * 2 + ["plan"] * 2
     assert sent[2]["input_ids"][:8] == sent[0]["input_ids"]
     assert {row.output_len for row in rows} == {1}
+
+
+def test_an_export_overwrites_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused before a model is looked for."""
+    monkeypatch.setattr("descant.runtime.checkpoint.demo_checkpoint", None)
+    file = tmp_path / "measured.jsonl"
+    file.write_text("dear")
+    words = ("--adapters", "plan,act")
+    assert refused("bench", "export", file, *words) == (
+        f"{file} is there already, and is not overwritten: name another file."
+    )
+    assert "is a folder: name a file in it" in refused("bench", "export", tmp_path, *words)
+    assert "x cannot be written (Not a directory)" in refused("bench", "export", file / "x", *words)
+    assert file.read_text() == "dear"
+
+
+def test_a_report_replaces_reports_alone(tmp_path: Path) -> None:
+    file, other = tmp_path / "bench.jsonl", tmp_path / "report.md"
+    Book(file, HEAD, STARTED).add(cell("icarus"))
+    other.write_text("# Mine")
+    report = ("bench", "report", file, "--no-plots")
+    assert "is there and no benchmark's report" in here(*report, "--output", tmp_path, status=1).stderr
+    assert other.read_text() == "# Mine"
+    here(*report)
+    here(*report)
+
+
+@contextmanager
+def answering(answers: Mapping[str, tuple[int, str]]) -> Iterator[str]:
+    """Something that speaks HTTP and says for each path what is given; the address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body = answers.get(self.path, (404, "<html>Nothing here</html>"))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+INFO = {"internal_states": [{"effective_max_running_requests_per_dp": 8}], "max_total_num_tokens": 6356}
+MODELS = {"data": [{"id": "m", "max_model_len": 2048}, {"id": "plan"}]}
+
+
+@pytest.mark.parametrize(
+    ("info", "models", "model", "why"),
+    [
+        ("<html>Hello</html>", "", "", "is no SGLang server: /server_info answers"),
+        ("[]", "", "", "is no SGLang server: /server_info answers"),
+        ("{}", "{}", "", "is no SGLang server: /v1/models answers"),
+        ("{}", json.dumps(MODELS), "{}", "is no SGLang server: /model_info answers"),
+        ("{}", json.dumps(MODELS), '{"model_path": "/m"}', "is no SGLang server: its /server_info is of another form"),
+        (None, "", "", "The server does not answer /server_info: HTTP 404 Not Found"),
+        (json.dumps(INFO), json.dumps({"data": MODELS["data"][:1]}), '{"model_path": "/m"}', "has no adapter 'plan'"),
+    ],
+)
+def test_what_is_no_server_is_told_in_a_sentence(
+    info: str | None, models: str, model: str, why: str, tmp_path: Path
+) -> None:
+    answers = {"/v1/models": (200, models), "/model_info": (200, model)}
+    if info is not None:
+        answers["/server_info"] = (200, info)
+    with answering(answers) as url:
+        file = tmp_path / "b.jsonl"
+        assert why in refused("bench", "agents", "--output", file, "--url", url, "--adapters", "plan")
+    assert not file.exists()

@@ -480,6 +480,16 @@ def test_predict_prints_a_table_that_says_so(tmp_path: Path) -> None:
         (["--agents", "two"], "no list of numbers"),
         (["--agents", "0"], "not above 0"),
         (["--output", "/proc/descant.json"], "cannot be written"),
+        (["--output", "/proc"], "/proc is a folder"),
+        (["--device", "H200, H200"], "has H200 twice"),
+        (["--model", "Llama-3.1-8B,Llama-3.1-8B"], "has Llama-3.1-8B twice"),
+        (["--agents", "2,2"], "has 2 twice"),
+        (["--workflows", "1"], "give --workflows 2 or more"),
+        (["--scale", "0"], "A scale of 0 leaves no load"),
+        (["--choice", "as-written"], "names no agents"),
+        (["--output", __file__], "is there already, and is not overwritten"),
+        (["--output", f"{__file__}/x/y.json"], "y.json cannot be written (Not a directory)"),
+        (["--plots", __file__], "cannot be written (Not a directory)"),
         (["--plots", "/proc/descant"], "cannot be written"),
     ],
 )
@@ -492,6 +502,41 @@ def test_predict_refuses_in_a_sentence_before_it_simulates(
     assert why in done.output
 
 
+@pytest.mark.parametrize("option", ["--scale", "--first-rate", "--overhead-ms", "--flops-share"])
+@pytest.mark.parametrize("value", ["inf", "nan"])
+def test_predict_takes_finite_numbers(option: str, value: str) -> None:
+    done = runner.invoke(_app(), ["predict", option, value])
+    assert done.exit_code == 2
+    assert f"Invalid value for '{option}'" in done.output
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("hidden_size", 0),
+        ("num_attention_heads", 0),
+        ("num_key_value_heads", -8),
+        ("vocab_size", True),
+        ("head_dim", "x"),
+    ],
+)
+def test_a_size_that_is_none_is_refused(name: str, value: object, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    (tmp_path / "config.json").write_text(json.dumps({**sizes, "vocab_size": 100, name: value}))
+    with pytest.raises(DescantError, match=f"its {name} is {value}"):
+        model_at(tmp_path)
+
+
+def test_predict_that_finds_nothing_writes_nothing(tmp_path: Path) -> None:
+    files = ["--output", str(tmp_path / "a" / "it.json"), "--plots", str(tmp_path / "plots")]
+    wanted = ["--device", "H200", "--model", "Llama-3.1-8B", "--agents", "4000", "--workflows", "2"]
+    done = runner.invoke(_app(), ["predict", *wanted, *files])
+    assert done.exit_code == 1
+    assert "does not fit H200" in done.stderr
+    assert not done.stdout
+    assert not list(tmp_path.iterdir())
+
+
 def test_predict_misses_matplotlib_before_it_simulates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("descant.workflows.bench.predict.study.compare", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
@@ -501,10 +546,26 @@ def test_predict_misses_matplotlib_before_it_simulates(tmp_path: Path, monkeypat
     assert not (tmp_path / "plots").exists()
 
 
+HEAD = {
+    "schemes": ["nonshared", "icarus"],
+    "trace": {"turns": [[0, 512, 48]]},
+    "choice": "round-robin",
+    "scale": 1.0,
+    "seed": 0,
+    "workflows": 16,
+    "trajectory": 560,
+    "model": "m",
+    "adapters": "a",
+    "versions": {},
+    "machine": {"cpu": "c", "cores": 2, "memory_gib": 8, "gpus": []},
+}
+
+
 def _write(file: Path, cells: list[Cell]) -> None:
     """As descant bench agents writes it."""
     file.unlink(missing_ok=True)
-    book = Book(file, {"pool_tokens": cells[0].limits.pool, "max_running": cells[0].limits.requests}, {})
+    head = {**HEAD, "pool_tokens": cells[0].limits.pool, "max_running": cells[0].limits.requests}
+    book = Book(file, head, {"command": ["descant"]})
     for cell in cells:
         book.add(benchmark.Cell(Key(cell.scheme, cell.agents, cell.rate, 0), cell.turns))
     book.add(benchmark.Cell(Key("icarus", 2, 9.0, 0), error="it died"))
@@ -525,6 +586,20 @@ def test_calibrate_reads_a_benchmark_and_holds_every_second_rate_out(tmp_path: P
     done = runner.invoke(_app(), ["calibrate", str(file), "--chunk", "2048"])
     assert done.exit_code == 0, done.output
     assert "nonshared, fitted:" in done.stdout
+
+    assert "The fit is poor" not in done.stdout
+    off = [
+        replace(cell, turns=tuple(replace(turn, end=50 * turn.end + 1) for turn in cell.turns))
+        if cell.rate > 0.3
+        else cell
+        for cell in _cells("icarus", (0.1, 0.2, 0.4))
+    ]
+    _write(file, off)
+    done = runner.invoke(_app(), ["calibrate", str(file), "--chunk", "2048"])
+    assert "The fit is poor: throughput is off by more than 25% in icarus, 2 agents, 0.4/s, on which" in done.stdout
+    done = runner.invoke(_app(), ["calibrate", str(file), "--chunk", "2048", "--json"])
+    assert len(json.loads(done.stdout)) == 1
+    assert "The fit is poor" in done.stderr
 
     _write(file, [*_cells("icarus", (0.1,))])
     with pytest.raises(DescantError, match="measured at one rate"):

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import engine
 import pytest
 import tiny
 
+from descant.runtime import protocol
 from descant.runtime.client import AsyncClient, Client
 from descant.runtime.protocol import Answer
 from descant.runtime.session import (
@@ -150,10 +152,63 @@ def test_events_are_read_however_they_are_cut(size: int) -> None:
     for events in (all_of_it, the_new):
         data = b"".join(events) + b"data: [DONE]\n\n"
         answer = Answer(PROMPT)
-        pieces = [answer.feed(data[at : at + size]) for at in range(0, len(data), size)]
+        pieces = [answer.feed(data[at : at + size], "") for at in range(0, len(data), size)]
         turn = answer.turn()
         assert "".join(pieces) == turn.text == "a\u2028é\x85"
         assert (turn.output_ids, turn.stop_id, answer.over) == ([5, 6, 1], 1, True)
+
+
+@both
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<html>Hello</html>",
+        b"{}",
+        b"[]",
+        b"data: not json\n\n",
+        b"data: {}\n\n",
+        b"data: []\n\n",
+        b'data: {"error": "no"}\n\n',
+        b'data: {"meta_info": 3}\n\n',
+        b'data: {"meta_info": {"finish_reason": null, "cached_tokens": "x"}, "output_ids": [1]}\n\n',
+        b'data: {"meta_info": {"finish_reason": null}, "output_ids": "ab"}\n\n',
+    ],
+)
+def test_what_streams_something_else_is_no_server(
+    ask: Callable[..., Turn], listener: socket.socket, body: bytes
+) -> None:
+    once(listener, b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + body)
+    with pytest.raises(RequestError, match=f"^What answers at {url_of(listener)} is no SGLang server: /generate "):
+        ask(url_of(listener))
+
+
+@both
+def test_a_page_that_says_no_is_not_repeated(ask: Callable[..., Turn], listener: socket.socket) -> None:
+    body = b"<!DOCTYPE html><title>Oh</title>"
+    once(listener, b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (len(body), body))
+    with pytest.raises(RequestError, match=r"^The server refused the request: HTTP 404 Not Found$"):
+        ask(url_of(listener))
+
+
+@pytest.mark.parametrize("body", [b"<html>Hello</html>", b"{}", b"[]", b'{"data": [{"id": "m"}]}', b"\xff"])
+@pytest.mark.parametrize("call", [protocol.models(), protocol.model_info(), protocol.tokenize("a")])
+def test_what_answers_something_else_is_no_server(listener: socket.socket, body: bytes, call: protocol.Call) -> None:
+    once(listener, b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (len(body), body))
+    with Client(url_of(listener)) as client, pytest.raises(RequestError) as error:
+        client.call(call)
+    assert str(error.value) == (
+        f"What answers at {url_of(listener)} is no SGLang server: {call.path} answers something else; give the "
+        "address of one."
+    )
+
+
+def test_what_never_answers_is_left_soon_if_little_was_asked(listener: socket.socket) -> None:
+    call = replace(protocol.server_info(), patience=0.2)
+    start = time.monotonic()
+    with Client(url_of(listener)) as client, pytest.raises(RequestError, match="takes requests, and does not answer"):
+        client.call(call)
+    assert time.monotonic() - start < 5
+    assert protocol.server_info().patience == 30
 
 
 def _server(checkpoint: tiny.Checkpoint, log: Path, **more: Any) -> engine.Server:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from descant.runtime.errors import DescantError
+from descant.workflows.bench.files import writing
 from descant.workflows.bench.measures import measures
 from descant.workflows.bench.row import Row
 from descant.workflows.bench.watch import Sample, Watched
@@ -50,12 +51,21 @@ class Cell:
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> Cell:
+        """Raises ValueError, with the reason, if it is none."""
+        shaped(line, KEY, "the cell")
         key = Key(line["scheme"], line["agents"], line["rate"], line["repeat"])
         if "error" in line:
+            shaped(line, {"error": WORDS}, "the cell")
             return cls(key, error=line["error"])
-        seen = dict(line["watched"])
-        seen["samples"] = [Sample(**sample) for sample in seen["samples"]]
-        return cls(key, [Row(*row) for row in line["rows"]], Watched(**seen))
+        shaped(line, MEASURED, "the cell")
+        if not line["rows"]:
+            raise ValueError("the cell has no rows")
+        for name in ("evicted", "retracted", "rss"):
+            if line["watched"].get(name) is not None:
+                shaped(line["watched"], {name: NUMBER}, "what was watched")
+        samples = [Sample(**sample) for sample in line["watched"]["samples"]]
+        watched = Watched(**{**line["watched"], "samples": samples})
+        return cls(key, [_row(row, key.agents) for row in line["rows"]], watched)
 
 
 @dataclass(frozen=True)
@@ -78,25 +88,152 @@ def read(path: Path) -> Bench:
     except OSError as error:
         raise DescantError(f"{path} cannot be read ({error.strerror}).") from error
     recipe: Mapping[str, Any] | None = None
-    started, cells = [], {}
-    for number, text in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), start=1):
+    started: list[Mapping[str, Any]] = []
+    cells: dict[Key, Cell] = {}
+    for number, text in enumerate(data[: _whole(data)].split(b"\n"), start=1):
+        if not text.strip():
+            continue
+        kind = None
         try:
             line = json.loads(text)
-            match line["line"]:
-                case "recipe":
+            kind = line["line"]
+            match kind:
+                case "recipe" if recipe is None:
+                    shaped(line, {"recipe": RECIPE_HAS}, "the line")
+                    if started or cells:
+                        raise ValueError("its recipe is not the first line")
                     recipe = line["recipe"]
+                case "recipe":
+                    raise ValueError("it is a second recipe")
                 case "started":
+                    shaped(line, STARTED_HAS, "the line")
                     started.append(line)
                 case "cell":
                     cell = Cell.from_json(line)
+                    if recipe is not None and cell.key.scheme not in recipe["schemes"]:
+                        raise ValueError(f"the recipe has no scheme {_short(cell.key.scheme)}")
                     cells[cell.key] = cell
-        except (ValueError, KeyError, TypeError) as error:
-            if recipe is None:
+                case _:
+                    raise ValueError(f"it is {_short(kind)}")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            if recipe is None and kind != RECIPE:
                 break
-            raise DescantError(f"{path}, line {number} is not of a benchmark: delete the line.") from error
+            why = str(error) if type(error) is ValueError else "it cannot be read"
+            raise DescantError(
+                f"{path}, line {number} is not of a benchmark: {why}; {_way_out(kind, text)}."
+            ) from error
     if recipe is None:
         raise DescantError(f"{path} is no benchmark: descant bench agents --output FILE writes one.")
     return Bench(recipe, started, cells)
+
+
+def measured(path: Path) -> Bench:
+    """As `read`, and of a cell at least there is a measurement.
+
+    Raises:
+        DescantError: it cannot be read, holds something else, or no measurement.
+    """
+    bench = read(path)
+    if not any(cell.error is None for cell in bench.cells.values()):
+        raise DescantError(f"{path} has no measured cell yet: run descant bench agents again, to the end of one.")
+    return bench
+
+
+def _way_out(kind: object, text: bytes) -> str:
+    """What to do about a bad line, and what that costs."""
+    if kind == RECIPE:
+        return "without it nothing in the file counts, so measure anew, into another file"
+    if kind == CELL or (kind is None and b'"cell"' in text):
+        if b'"error"' in text:
+            return "delete the line, with which no measurement goes"
+        return "delete the line, and the cell that it had measured is run again"
+    return "delete the line, with which no measurement goes"
+
+
+def _whole(data: bytes) -> int:
+    """Bytes of `data` without a last line that was cut off; one that lacks its newline alone is whole."""
+    end = data.rfind(b"\n") + 1
+    try:
+        json.loads(data[end:])
+    except (ValueError, RecursionError):
+        return end
+    return len(data)
+
+
+# What lines must have, by name. A type stands for its values, a list for any number of its one; numbers are finite.
+WORDS, COUNT, NUMBER, POSITIVE = "words", "a number of things", "a number", "a number above 0"
+RECIPE_HAS: Mapping[str, Any] = {
+    "schemes": [WORDS],
+    "trace": {"turns": list},
+    "choice": WORDS,
+    "scale": POSITIVE,
+    "workflows": COUNT,
+    "seed": NUMBER,
+    "trajectory": POSITIVE,
+    "pool_tokens": POSITIVE,
+    "max_running": POSITIVE,
+    "model": WORDS,
+    "adapters": WORDS,
+    "versions": dict,
+    "machine": {"cpu": str, "cores": COUNT, "memory_gib": COUNT, "gpus": [str]},
+}
+STARTED_HAS: Mapping[str, Any] = {"command": [str]}
+KEY: Mapping[str, Any] = {"scheme": WORDS, "agents": COUNT, "rate": POSITIVE, "repeat": COUNT}
+MEASURED: Mapping[str, Any] = {
+    "rows": [list],
+    "watched": {"samples": [{"at": NUMBER, "running": COUNT, "cached": COUNT}]},
+}
+
+
+def shaped(value: Any, shape: Any, name: str) -> None:
+    """Raise ValueError, with the reason, unless `value`, which is called `name`, has that shape."""
+    if isinstance(shape, Mapping):
+        if not isinstance(value, dict):
+            raise ValueError(f"{name} is no object")
+        for key, inner in shape.items():
+            if key not in value:
+                raise ValueError(f"{name} has no {key}")
+            shaped(value[key], inner, f"its {key}")
+    elif isinstance(shape, list):
+        if not isinstance(value, list):
+            raise ValueError(f"{name} is no list")
+        for one in value:
+            shaped(one, shape[0], f"one of {name}")
+    elif isinstance(shape, type):
+        if not isinstance(value, shape):
+            raise ValueError(f"{name} is {_short(value)}")
+    elif shape == WORDS:
+        if not isinstance(value, str) or not value.strip():
+            raise ValueError(f"{name} is {_short(value)}")
+    else:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 2**60:
+            raise ValueError(f"{name} is {_short(value)}")
+        if (shape == COUNT and (value < 0 or value != int(value))) or (shape == POSITIVE and value <= 0):
+            raise ValueError(f"{name} is {_short(value)}")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:40]}…"
+
+
+def _row(values: Sequence[Any], agents: int) -> Row:
+    """A row of a file: counts and times that can be."""
+    row = Row(*values) if len(values) in (11, 12) else None
+    numbers = [value for value in values if value is not None]
+    for value in numbers:
+        shaped(value, NUMBER, "a figure of a row")
+    if (
+        row is None
+        or len(numbers) < 11
+        or None in values[:11]
+        or not all(isinstance(value, int) for value in (row.workflow, row.turn, row.agent, *values[7:11]))
+        or not (0 <= row.agent < agents and 0 <= row.cross_agent <= row.cached < row.prompt and row.output >= 1)
+        or not row.due <= row.sent <= row.first
+        or not row.due < min(row.first, row.end)
+    ):
+        raise ValueError("a row is no turn that was served")
+    return row
 
 
 class Book:
@@ -112,17 +249,24 @@ class Book:
         self.path = path
         self.cells: dict[Key, Cell] = {}
         recipe = json.loads(json.dumps(recipe))  # as it will be read
-        if path.exists() and path.stat().st_size:
-            before = read(path)
-            if differing := [name for name in recipe if before.recipe.get(name) != recipe[name]]:
+        with writing(path):
+            there = path.exists() and path.stat().st_size > 0
+        before = read(path) if there else None
+        if before is not None and (differing := [name for name in recipe if before.recipe.get(name) != recipe[name]]):
+            if before.cells:
                 raise DescantError(
-                    f"{path} is of another benchmark (its {', '.join(differing)} differ): choose another --output, or "
-                    "delete that file."
+                    f"{path} is of another benchmark (it differs in {', '.join(differing)}): choose another --output, "
+                    "or delete that file."
                 )
+            before = None  # begun, and nothing came of it
+        if before is None:
+            with writing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(b"")
+            self._write({"line": RECIPE, "recipe": recipe})
+        else:
             self.cells = {key: cell for key, cell in before.cells.items() if cell.error is None}
             self._cut()
-        else:
-            self._write({"line": RECIPE, "recipe": recipe})
         self._write({"line": STARTED, **started})
 
     def add(self, cell: Cell) -> None:
@@ -131,15 +275,15 @@ class Book:
         self._write(cell.as_json())
 
     def _cut(self) -> None:
-        """Remove a last line that is not whole."""
-        whole = self.path.read_bytes().rfind(b"\n") + 1
-        with self.path.open("r+b") as file:
-            file.truncate(whole)
+        """Remove a last line that is not whole, and end one that lacks its newline alone."""
+        with writing(self.path):
+            data = self.path.read_bytes()
+            with self.path.open("r+b") as file:
+                file.truncate(_whole(data))
+                file.seek(0, 2)
+                if not data[: _whole(data)].endswith(b"\n"):
+                    file.write(b"\n")
 
     def _write(self, line: Mapping[str, Any]) -> None:
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-        except OSError as error:
-            raise DescantError(f"{self.path} cannot be written ({error.strerror}).") from error
+        with writing(self.path), self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")

@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from descant.runtime.errors import DescantError
+from descant.workflows.bench.files import write_new
 from descant.workflows.bench.schedule import Workflow
 from descant.workflows.bench.vocabulary import Vocabulary
 
@@ -23,7 +23,7 @@ def export(schedule: Sequence[Workflow], adapters: Sequence[str], vocabulary: Vo
     `sglang` sends the ids and the adapter in place of the message, which is there because the format wants one.
 
     Raises:
-        DescantError: the file cannot be written.
+        DescantError: the file is there, or cannot be written.
     """
     requests = []
     for workflow in schedule:
@@ -39,9 +39,5 @@ def export(schedule: Sequence[Workflow], adapters: Sequence[str], vocabulary: Vo
             requests.append((number, workflow.number, request))
             ids += vocabulary.draw(turn.decode, f"{seed} {workflow.number} {number} generated")
     requests.sort(key=lambda request: request[:2])
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps(request) + "\n" for _, _, request in requests), encoding="utf-8")
-    except OSError as error:
-        raise DescantError(f"{path} cannot be written ({error.strerror}).") from error
+    write_new(path, "".join(json.dumps(request) + "\n" for _, _, request in requests))
     return len(requests)

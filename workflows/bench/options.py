@@ -11,7 +11,7 @@ import typer
 
 from descant.runtime.errors import DescantError
 from descant.workflows.bench.presets import DEFAULTS
-from descant.workflows.bench.traces import AS_WRITTEN, CHOICES, SHAPES, Trace, read_csv
+from descant.workflows.bench.traces import AS_WRITTEN, CHOICES, MOST_TURNS, SHAPES, Trace, read_csv
 
 T = TypeVar("T")
 
@@ -21,7 +21,8 @@ Csv = Annotated[
     typer.Option("--csv", help="The turns instead: a CSV with agent,prefill_len,decode_len.", show_default=False),
 ]
 Turns = Annotated[
-    int | None, typer.Option(min=1, help="Turns of a workflow, other than the shape has.", show_default=False)
+    int | None,
+    typer.Option(min=1, max=MOST_TURNS, help="Turns of a workflow, other than the shape has.", show_default=False),
 ]
 Choice = Annotated[
     str | None,
@@ -55,12 +56,28 @@ def listed(text: str, option: str, kind: Callable[[str], T]) -> tuple[T, ...]:
     """What stands between the commas of `text`.
 
     Raises:
-        DescantError: a word is empty, no `kind`, or a number that is not above 0; names the option.
+        DescantError: a word is empty, no `kind`, there twice, or a number that is not above 0; names the option.
     """
+    words = [word.strip() for word in text.split(",")]
     try:
-        found = tuple(kind(word.strip()) for word in text.split(","))
+        found = tuple(map(kind, words))
     except ValueError as error:
-        raise DescantError(f"{option} {text} is no list of numbers: write them with commas between.") from error
+        raise DescantError(f"{option} {_short(text)} is no list of numbers: write them with commas between.") from error
     if not all(found) or any(isinstance(value, int | float) and not 0 < value < math.inf for value in found):
-        raise DescantError(f"{option} {text} has something empty, or not above 0, between its commas.")
+        raise DescantError(
+            f"{option} {_short(text)} has something empty, not above 0, or endless between its commas: leave it out."
+        )
+    if twice := [word for word, value in zip(words, found, strict=True) if found.count(value) > 1]:
+        raise DescantError(f"{option} {_short(text)} has {_short(twice[0])} twice: name each once.")
     return found
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+def finite(value: float | None) -> float | None:
+    """An option's callback: a bound alone lets nan and inf pass."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no finite number.")
+    return value

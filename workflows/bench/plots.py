@@ -10,6 +10,7 @@ from descant.runtime.errors import DescantError
 from descant.workflows.bench.cells import Bench
 from descant.workflows.bench.measures import by_turn, held_by_trajectory
 from descant.workflows.bench.report import Point, curve, points
+from descant.workflows.bench.words import counted
 
 # By scheme: colours that also differ in grey, and as many markers.
 LOOKS = {
@@ -61,7 +62,7 @@ def plot(bench: Bench, folder: Path) -> list[Path]:
                 grid[0][column].plot(*zip(*by_turn(cell.rows), strict=True), label=scheme, **look)
                 if held := held_by_trajectory(cell.rows, cell.watched):
                     grid[1][column].plot(*zip(*held, strict=True), label=scheme, **look)
-                grid[0][column].set_title(f"{number} agents, {point.rate:.3g} workflows/s")
+                grid[0][column].set_title(f"{counted(number, 'agent')}, {point.rate:.3g} workflows/s")
             grid[0][column].set_xlabel("prompt of the turn, tokens")
             grid[1][column].set_xlabel("all trajectories so far, tokens")
         grid[0][0].set_ylabel("TTFT, median, s")
@@ -101,7 +102,7 @@ def over_rate(axes: Any, agents: int, label: str) -> None:
     """A panel over the offered rate; `label` stands at its other axis."""
     axes.set_xscale("log", base=2)
     axes.set_xlabel("offered, workflows/s")
-    axes.set_title(f"{agents} agents")
+    axes.set_title(counted(agents, "agent"))
     axes.set_ylabel(label)
 
 

@@ -14,10 +14,8 @@ from typing import Any
 import psutil
 
 from descant._version import __version__
-from descant.runtime.errors import DescantError
 from descant.workflows.bench.schedule import Workflow
-from descant.workflows.bench.traces import Trace, schedule
-from descant.workflows.bench.vocabulary import Vocabulary
+from descant.workflows.bench.traces import Trace, schedule, trajectory
 
 
 @dataclass(frozen=True)
@@ -62,20 +60,18 @@ class Recipe:
     @property
     def trajectory(self) -> int:
         """Tokens of one workflow at its end; all have as many."""
-        return self.schedule(self.agents[0], 1.0, 0)[0].tokens
+        return trajectory(self.trace, self.scale)
 
     @property
     def pool_tokens(self) -> int:
         """The rule: so many workflows' tokens, each token once, under every scheme and for any number of agents."""
-        return math.ceil(self.pool_workflows * self.trajectory)
+        exact = self.pool_workflows * self.trajectory
+        return math.ceil(exact - 1e-6)  # tokens / trajectory * trajectory may lie a rounding above the tokens
 
-    def check(self, vocabulary: Vocabulary) -> None:
-        """Raise DescantError if the model cannot take a workflow."""
-        if self.trajectory > vocabulary.context:
-            raise DescantError(
-                f"A workflow grows to {self.trajectory} tokens and the model takes {vocabulary.context}: give a "
-                "smaller --scale, or fewer --turns."
-            )
+    def check(self) -> None:
+        """Raise DescantError if there is no such load."""
+        for agents in self.agents:
+            self.schedule(agents, 1.0, 0)
 
 
 def versions() -> dict[str, str]:

@@ -6,15 +6,28 @@ import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from descant.workflows.bench.cells import Bench, Cell
+from descant.workflows.bench.cells import COUNT, POSITIVE, WORDS, Bench, Cell, shaped
 from descant.workflows.bench.measures import Spread, spreads
 from descant.workflows.bench.peak import peak
+from descant.workflows.bench.search import Plan, next_cell
+from descant.workflows.bench.words import counted
 
+BEGINNING = "Measured on "
 BASELINE = "nonshared"
 # ICaRus, figure 4: Llama-3.1-8B on A100-80GB under vLLM, ReAct; by number of agents the reduction of P95 latency at the
 # rate where the conventional way's throughput peaks, and the gain in maximum throughput.
 PAPER: Mapping[int, tuple[float, float]] = {2: (3.8, 1.4), 4: (5.1, 2.3), 8: (11.1, 3.8)}
+
+PLANNED: Mapping[str, Any] = {
+    "schemes": [WORDS],
+    "agents": [COUNT],
+    "rates": [POSITIVE],
+    "start": POSITIVE,
+    "fill": bool,
+    "repeats": COUNT,
+}
 
 
 @dataclass(frozen=True)
@@ -56,7 +69,7 @@ def fastest(points_of_one: Sequence[Point]) -> Point:
 def render(bench: Bench) -> str:
     """The whole report, as Markdown."""
     every = points(bench)
-    parts = [_conditions(bench), _headline(every), _full(every)]
+    parts = [_conditions(bench), _incomplete(bench), _headline(every), _full(every)]
     if failures := [cell for cell in bench.cells.values() if cell.error is not None]:
         parts.append("**Without a measurement**\n\n" + "\n".join(_failure(cell) for cell in failures))
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -69,15 +82,32 @@ def _conditions(bench: Bench) -> str:
     gpus = ", ".join(machine["gpus"]) or "no GPU"
     commands = "\n".join(dict.fromkeys(f"    {shlex.join(start['command'])}" for start in bench.started))
     return (
-        f"Measured on {machine['cores']} cores, {machine['cpu']}, {machine['memory_gib']} GiB, {gpus}; {versions}.\n"
+        f"{BEGINNING}{machine['cores']} cores, {machine['cpu']}, {machine['memory_gib']} GiB, {gpus}; {versions}.\n"
         f"Model {recipe['model']}; adapters: {recipe['adapters']}.\n"
-        f"Load: {recipe['workflows']} workflows a cell, each of {len(turns)} turns and {recipe['trajectory']:,} tokens "
-        f"at its end (scale {recipe['scale']:g}), agents {recipe['choice']}, seed {recipe['seed']}. "
-        f"KV pool: {recipe['pool_tokens']:,} tokens, {recipe['pool_tokens'] / recipe['trajectory']:.3g} workflows, "
+        f"Load: {counted(recipe['workflows'], 'workflow')} a cell, each of {counted(len(turns), 'turn')} and "
+        f"{recipe['trajectory']:,} tokens at its end (scale {recipe['scale']:g}), agents {recipe['choice']}, "
+        f"seed {recipe['seed']}. KV pool: {recipe['pool_tokens']:,} tokens, {recipe['pool_tokens'] / recipe['trajectory']:.3g} workflows, "
         f"under every scheme; at most {recipe['max_running']} requests at once.\n"
         "Medians over repeats, in brackets the lowest and the highest.\n\n"
         f"{commands}"
     )
+
+
+def _incomplete(bench: Bench) -> str:
+    """That cells are missing, as far as the recipe says which there are."""
+    try:
+        shaped(bench.recipe, PLANNED, "the recipe")
+    except ValueError:
+        return ""
+    plan = Plan(**{name: bench.recipe[name] for name in PLANNED})
+    done = {key: cell.measures["workflows_per_s"] if cell.error is None else None for key, cell in bench.cells.items()}
+    failed = sum(value is None for value in done.values())
+    if next_cell(plan, done) is None and not failed:
+        return ""
+    measured = len(done) - failed
+    found = f"{measured} of {counted(plan.count, 'cell')}" if plan.count else counted(measured, "cell")
+    rest = "" if plan.count else "; saturation has not been found everywhere"
+    return f"**Incomplete: measured so far {found}{rest}.** The same command goes on with the rest."
 
 
 def _headline(every: Sequence[Point]) -> str:
@@ -189,7 +219,7 @@ def _spread(spread: Spread | None, form: str, factor: float) -> str:
 def _failure(cell: Cell) -> str:
     key = cell.key
     reason = (cell.error or "").splitlines()[0]
-    return f"- {key.agents} agents, {key.scheme}, {key.rate:.3g}/s, repeat {key.repeat}: {reason}"
+    return f"- {counted(key.agents, 'agent')}, {key.scheme}, {key.rate:.3g}/s, repeat {key.repeat}: {reason}"
 
 
 def _median(point: Point, name: str) -> str:

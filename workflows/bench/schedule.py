@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from descant.runtime.errors import DescantError
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -37,3 +39,11 @@ class Workflow:
     def tokens(self) -> int:
         """The trajectory at its end."""
         return sum(turn.prefill + turn.decode for turn in self.turns)
+
+    def check(self) -> None:
+        """Raise DescantError unless each turn has something to read and to generate."""
+        if any(turn.decode < 1 or turn.prefill < 0 for turn in self.turns) or self.turns[0].prefill < 1:
+            raise DescantError(
+                f"Workflow {self.number} has a turn with nothing to read or to generate: "
+                "give its first turn a prompt and each turn an output of a token at least."
+            )

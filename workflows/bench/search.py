@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from descant.workflows.bench.cells import Key
 from descant.workflows.bench.peak import doubling, peak
@@ -11,7 +12,24 @@ from descant.workflows.bench.recipe import Recipe
 Throughput = Mapping[Key, float | None]  # workflows a second; None for a cell that failed
 
 
-def next_cell(recipe: Recipe, done: Throughput) -> Key | None:
+@dataclass(frozen=True)
+class Plan:
+    """Of a recipe, what says which cells there are."""
+
+    schemes: Sequence[str]
+    agents: Sequence[int]
+    rates: Sequence[float]
+    start: float
+    fill: bool
+    repeats: int
+
+    @property
+    def count(self) -> int | None:
+        """How many there are; None where that depends on what is measured."""
+        return len(self.schemes) * len(self.agents) * len(self.rates) * self.repeats or None
+
+
+def next_cell(recipe: Plan | Recipe, done: Throughput) -> Key | None:
     """The cell to run now; None when all are done.
 
     For each repeat and number of agents the schemes take turns. Repeat 0 finds the rates, for each scheme by itself;
@@ -35,7 +53,7 @@ def at_rates(done: Throughput, scheme: str, agents: int, repeat: int) -> dict[fl
     }
 
 
-def _cells(recipe: Recipe, done: Throughput, agents: int, repeat: int) -> Iterator[Key]:
+def _cells(recipe: Plan | Recipe, done: Throughput, agents: int, repeat: int) -> Iterator[Key]:
     order = recipe.schemes if repeat % 2 == 0 else recipe.schemes[::-1]
     if recipe.rates:
         for scheme in order:

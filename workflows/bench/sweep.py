@@ -14,8 +14,9 @@ from rich.console import Console
 from descant.agents.standin import standin_adapters
 from descant.runtime.client import AsyncClient, Client
 from descant.runtime.errors import DescantError
-from descant.runtime.protocol import Call, model_info
+from descant.runtime.protocol import MISREAD, Call, foreign, model_info
 from descant.runtime.server import Server
+from descant.runtime.turn import Unreachable
 from descant.workflows.bench.cells import Book, Cell, Key
 from descant.workflows.bench.load import Row, run_load, sender
 from descant.workflows.bench.predict.scheme import LINEAR
@@ -23,11 +24,13 @@ from descant.workflows.bench.recipe import Recipe
 from descant.workflows.bench.search import next_cell
 from descant.workflows.bench.vocabulary import Vocabulary
 from descant.workflows.bench.watch import Watched, watching
+from descant.workflows.bench.words import counted
+from descant.workflows.ready import Served
 
 SILENCE_S = 3600.0  # a request may wait long in the queue of a server that is past saturation
 FLUSH_S = 30.0
 DECODE_LOG_INTERVAL = 10  # the KV gauges are renewed so often; SGLang's own 40 decodes would hide a peak
-FLUSH: Call[None] = Call("/flush_cache", {}, lambda _: None, "The server did not empty its cache")
+FLUSH: Call[None] = Call("/flush_cache", {}, lambda _: None, "The server did not empty its cache", FLUSH_S)
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ def own_servers(model: Path, recipe: Recipe, lora_paths: Mapping[str, Path], con
             "--enable-metrics",
         ]
         with ExitStack() as stack:
-            with console.status(f"Starting a server with --kv-sharing {scheme} and {agents} agents"):
+            with console.status(f"Starting a server with --kv-sharing {scheme} and {counted(agents, 'agent')}"):
                 server = stack.enter_context(Server(model, adapters, kv_sharing=scheme, options=options))
             yield Target(server.url, list(adapters), server.pid, True, server.check)
 
@@ -96,19 +99,29 @@ def others_server(url: str, adapters: Sequence[str]) -> Running:
     """The server at `url`, whose `adapters` are the agents.
 
     Raises:
-        DescantError: it cannot be reached.
+        DescantError: it cannot be reached, is none of SGLang's, or has not all the adapters.
     """
     with Client(url) as client:
-        info = client.server_info()
+        try:
+            info = client.server_info()
+        except Unreachable as error:  # its log is someone else's
+            raise Unreachable(f"{str(error).removesuffix(': see its log.')}: is it running?") from error
+        served = Served.by(client)
         model = Path(client.call(model_info())["model_path"])
-    scheme = info.get("kv_sharing", "nonshared")  # SGLang without this plugin
-    running = int(info["internal_states"][0]["effective_max_running_requests_per_dp"])
+    for name in adapters:
+        served.check(name)
+    try:
+        scheme = str(info.get("kv_sharing", "nonshared"))  # SGLang without this plugin
+        running = int(info["internal_states"][0]["effective_max_running_requests_per_dp"])
+        pool = int(info["max_total_num_tokens"])
+    except MISREAD as error:
+        raise foreign(url, "its /server_info is of another form") from error
 
     @contextmanager
     def deploy(scheme: str, agents: int) -> Iterator[Target]:
         yield Target(url, adapters, None, bool(info.get("enable_metrics")))
 
-    return Running(scheme, model, int(info["max_total_num_tokens"]), running, deploy)
+    return Running(scheme, model, pool, running, deploy)
 
 
 def sweep(
@@ -133,6 +146,8 @@ def sweep(
         scheme, agents, repeat = key.scheme, key.agents, key.repeat
         with deploy(scheme, agents) as target:
             while key is not None and (key.scheme, key.agents, key.repeat) == (scheme, agents, repeat):
+                if not console.is_terminal:  # where no status is seen
+                    note(f"{_named(key)}: begins")
                 begun = time.monotonic()
                 cell = _run(key, recipe, target, vocabulary, console)
                 book.add(cell)
@@ -142,6 +157,11 @@ def sweep(
                     failed.append(cell)
                     break
     return failed
+
+
+def left(recipe: Recipe, book: Book) -> bool:
+    """Whether a cell is to be run."""
+    return _next(recipe, book) is not None
 
 
 def _next(recipe: Recipe, book: Book) -> Key | None:
@@ -205,7 +225,7 @@ async def _flush(client: AsyncClient, target: Target) -> None:
 
 
 def _named(key: Key) -> str:
-    return f"{key.scheme}, {key.agents} agents, {key.rate:g} workflows/s, repeat {key.repeat}"
+    return f"{key.scheme}, {counted(key.agents, 'agent')}, {key.rate:g} workflows/s, repeat {key.repeat}"
 
 
 def _told(cell: Cell) -> str:

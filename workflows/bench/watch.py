@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import psutil
 
 from descant.runtime.client import AsyncClient
-from descant.runtime.protocol import Call
+from descant.runtime.protocol import INFO_PATIENCE_S, Call
 from descant.runtime.turn import RequestError
 
 INTERVAL_S = 1.0
@@ -19,7 +19,9 @@ USED, EVICTABLE = "sglang:kv_used_tokens", "sglang:kv_evictable_tokens"
 EVICTED, RETRACTED = "sglang:evicted_tokens_total", "sglang:num_retracted_requests_total"
 NAMES = (USED, EVICTABLE, EVICTED, RETRACTED)
 
-METRICS = Call("/metrics", None, lambda response: parse(response.text), "The server does not answer /metrics")
+METRICS = Call(
+    "/metrics", None, lambda response: parse(response.text), "The server does not answer /metrics", INFO_PATIENCE_S
+)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from descant.workflows.bench.predict.scheme import scheme_named
 from descant.workflows.bench.predict.simulate import Limits, Run, simulate
 from descant.workflows.bench.predict.step import Step
 from descant.workflows.bench.row import Row
+from descant.workflows.bench.words import counted
 
 ITERATIONS = 30
 SETTLED = 1e-9  # relative change of the constants
@@ -73,7 +74,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        return f"{self.scheme}, {self.agents} agents, {self.rate:g}/s"
+        return f"{self.scheme}, {counted(self.agents, 'agent')}, {self.rate:g}/s"
 
     def simulated(self, machine: Fitted) -> Run:
         return simulate(schedule_of(self.turns), scheme_named(self.scheme), machine, self.limits)

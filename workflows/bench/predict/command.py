@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,8 +11,10 @@ import typer
 
 from descant.runtime.console import command, err, note
 from descant.runtime.errors import DescantError
-from descant.workflows.bench.options import Choice, Csv, Seed, Shape, Turns, listed, turns_of
+from descant.workflows.bench.files import new, writable, write_new, writing
+from descant.workflows.bench.options import Choice, Csv, Seed, Shape, Turns, finite, listed, turns_of
 from descant.workflows.bench.traces import AS_WRITTEN
+from descant.workflows.bench.words import counted
 
 if TYPE_CHECKING:
     from descant.workflows.bench.schedule import Workflow
@@ -45,13 +45,21 @@ def predict(
     csv: Csv = None,
     turns: Turns = None,
     choice: Choice = None,
-    scale: Annotated[float, typer.Option(min=0, help="Times all token counts.")] = 1.0,
+    scale: Annotated[float, typer.Option(min=0, help="Times all token counts.", callback=finite)] = 1.0,
     workflows: Annotated[int, typer.Option(min=1, help="How many arrive.")] = 128,
     seed: Seed = 0,
-    first_rate: Annotated[float, typer.Option(min=1e-6, help="Workflows/s, from where on the rate is doubled.")] = 0.01,
-    flops_share: Annotated[float, typer.Option(min=0.01, max=1, help="Of the peak arithmetic, assumed.")] = 0.6,
-    bandwidth_share: Annotated[float, typer.Option(min=0.01, max=1, help="Of the peak bandwidth, assumed.")] = 0.8,
-    overhead_ms: Annotated[float, typer.Option(min=0, help="Of a step beside its work, assumed.")] = 2.0,
+    first_rate: Annotated[
+        float, typer.Option(min=1e-6, max=1e6, help="Workflows/s, from where on the rate is doubled.", callback=finite)
+    ] = 0.01,
+    flops_share: Annotated[
+        float, typer.Option(min=0.01, max=1, help="Of the peak arithmetic, assumed.", callback=finite)
+    ] = 0.6,
+    bandwidth_share: Annotated[
+        float, typer.Option(min=0.01, max=1, help="Of the peak bandwidth, assumed.", callback=finite)
+    ] = 0.8,
+    overhead_ms: Annotated[
+        float, typer.Option(min=0, max=1e6, help="Of a step beside its work, assumed.", callback=finite)
+    ] = 2.0,
     output: Annotated[
         Path | None, typer.Option(help="A JSON file for all points of all curves.", show_default=False)
     ] = None,
@@ -70,20 +78,27 @@ def predict(
     numbers: tuple[int, ...] = (trace.agents,) if trace.agents and chosen == AS_WRITTEN else AGENTS
     if agents is not None:
         numbers = listed(agents, "--agents", int)
-    if unknown := [name for name in devices.split(",") if name not in GPUS]:
+    named = listed(devices, "--device", str)
+    if unknown := [name for name in named if name not in GPUS]:
         raise DescantError(f"No data of a device {', '.join(unknown)}: choose of {', '.join(GPUS)}.")
-    described = [MODELS[name] if name in MODELS else model_at(Path(name)) for name in models.split(",")]
+    words = listed(models, "--model", str)
+    described = [MODELS[name] if name in MODELS else model_at(Path(name)) for name in words]
+    if len({model.name for model in described}) < len(described):
+        raise DescantError(
+            f"--model {models} has two models of one name, which is their folder's: rename one's folder."
+        )
+    if workflows == 1:
+        raise DescantError("A single workflow comes at no rate, so nothing saturates: give --workflows 2 or more.")
+    for count in numbers:  # what is wrong with the load is wrong on every device
+        schedule(trace, workflows=workflows, agents=count, choice=chosen, scale=scale, rate=1.0, seed=seed)
     if plots:
         check_matplotlib()
-    with _written():  # a place that cannot be written is known now, not after minutes of simulation
-        if output:
-            output.parent.mkdir(parents=True, exist_ok=True)
-            output.touch()
-        if plots:
-            plots.mkdir(parents=True, exist_ok=True)
+    if output:
+        new(output)
+    if plots:
+        writable(plots)
     found: list[Comparison] = []
-    refused: list[str] = []
-    for name in devices.split(","):
+    for name in named:
         gpu = replace(GPUS[name], flops_share=flops_share, bandwidth_share=bandwidth_share, overhead=overhead_ms / 1000)
         for model in described:
             for count in numbers:
@@ -93,22 +108,20 @@ def predict(
                         trace, workflows=workflows, agents=count, choice=chosen, scale=scale, rate=rate, seed=seed
                     )
 
-                with err.status(f"{name}, {model.name}, {count} agents"):
+                with err.status(f"{name}, {model.name}, {counted(count, 'agent')}"):
                     try:
                         found.append(compare(gpu, model, count, rank, load, first_rate))
                     except DescantError as error:
-                        refused.append(f"{name}, {model.name}, {count} agents: {error}")
-    print(table(found))
-    for line in refused:
-        note(line)
-    with _written():
-        if output:
-            output.write_text(json.dumps([one.as_json() for one in found], indent=1), encoding="utf-8")
-            note(f"Written: {output}")
-        if plots:
-            note(f"Written: {', '.join(map(str, plot(found, plots)))}")
-    if refused and not found:
+                        note(f"{name}, {model.name}, {counted(count, 'agent')}: {error}")
+    if not found:
         raise typer.Exit(1)
+    print(table(found))
+    if output:
+        write_new(output, json.dumps([one.as_json() for one in found], indent=1))
+        note(f"Written: {output}")
+    if plots:
+        with writing(plots):
+            note(f"Written: {', '.join(map(str, plot(found, plots)))}")
 
 
 @command
@@ -117,11 +130,11 @@ def calibrate(
     chunk: Annotated[
         int, typer.Option(min=1, help="Tokens of a prefill step there at most: --chunked-prefill-size.")
     ] = 4096,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list, an object a scheme.")] = False,
 ) -> None:
     """Fit the model of a machine to some cells of a benchmark, predict the others, and show how far off that is."""
     from descant.workflows.bench.predict.measured import calibrate as run
-    from descant.workflows.bench.predict.measured import measured, render
+    from descant.workflows.bench.predict.measured import measured, misfit, render
 
     found = run(measured(file, chunk))
     if as_json:
@@ -142,13 +155,7 @@ def calibrate(
             for one in found
         ]
         print(json.dumps(cells, indent=1))
+        if poor := misfit(found):
+            note(poor)
     else:
         print(render(found))
-
-
-@contextmanager
-def _written() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise DescantError(f"{error.filename} cannot be written ({error.strerror}): name another place.") from error

@@ -9,6 +9,7 @@ from descant.runtime.errors import DescantError
 from descant.workflows.bench.predict.model import DTYPE_BYTES, Model
 from descant.workflows.bench.predict.scheme import Scheme
 from descant.workflows.bench.predict.step import Step
+from descant.workflows.bench.words import counted
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def pool_tokens(gpu: Gpu, model: Model, rank: int, agents: int, targets: tuple[s
     room = gpu.memory * gpu.memory_share - (model.parameters + adapters) * DTYPE_BYTES
     if room < model.kv_bytes:
         raise DescantError(
-            f"{model.name} with {agents} adapters of rank {rank} does not fit {gpu.name}: "
+            f"{model.name} with {counted(agents, 'adapter')} of rank {rank} does not fit {gpu.name}: "
             "give fewer agents, a lower rank or a larger device."
         )
     return int(room // model.kv_bytes)

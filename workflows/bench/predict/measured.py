@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from descant.runtime.errors import DescantError
-from descant.workflows.bench.cells import read
+from descant.workflows.bench import cells as benchmark
 from descant.workflows.bench.predict.calibrate import Cell, Error, Fitted, errors, fit
 from descant.workflows.bench.predict.outcome import outcome
 from descant.workflows.bench.predict.simulate import Limits
@@ -21,9 +21,9 @@ def measured(file: Path, chunk: int) -> list[Cell]:
         chunk: tokens of a prefill step on that server at most (--chunked-prefill-size).
 
     Raises:
-        DescantError: the file cannot be read, or is no benchmark's.
+        DescantError: the file cannot be read, or is no benchmark's, or holds no measurement.
     """
-    bench = read(file)
+    bench = benchmark.measured(file)
     limits = Limits(bench.recipe["pool_tokens"], chunk, bench.recipe["max_running"])
     return [
         Cell(cell.key.scheme, cell.key.agents, cell.key.rate, limits, tuple(cell.rows))
@@ -74,6 +74,26 @@ def calibrate(cells: Sequence[Cell]) -> list[Calibration]:
     return found
 
 
+FAR = 0.25  # of the measured throughput
+
+
+def misfit(calibrations: Sequence[Calibration]) -> str:
+    """A sentence on cells that the constants miss although they were fitted on them; "" if there are none."""
+    far = [
+        one.cell.name
+        for calibration in calibrations
+        for one in calibration.cells
+        if one.fitted and abs(one.error.throughput) > FAR
+    ]
+    if not far:
+        return ""
+    return (
+        f"The fit is poor: throughput is off by more than {FAR:.0%} in {'; '.join(dict.fromkeys(far))}, on which it "
+        "was fitted, so take no prediction from it; --chunk may be another one there, or the rate lie far past "
+        "saturation."
+    )
+
+
 HEAD = (
     "scheme",
     "agents",
@@ -115,7 +135,8 @@ def render(calibrations: Sequence[Calibration]) -> str:
     fitted = "\n".join(
         f"- {calibration.scheme}, fitted: {_constants(calibration.machine)}" for calibration in calibrations
     )
-    return f"{fitted}\n\n{table(HEAD, rows)}"
+    parts = [fitted, table(HEAD, rows), misfit(calibrations)]
+    return "\n\n".join(part for part in parts if part)
 
 
 def _constants(machine: Fitted) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from descant.runtime.errors import DescantError
 
@@ -67,6 +68,9 @@ class Model:
         return self.layers * rank * sum(sum(sizes[name]) for name in targets)
 
 
+OPTIONAL = ("num_key_value_heads", "head_dim")
+SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size", *OPTIONAL)
+
 # From the config.json that each model was published with: meta-llama/Llama-3.1-8B, Qwen/Qwen3-14B.
 MODELS = {
     model.name: model
@@ -81,11 +85,12 @@ def model_at(path: Path) -> Model:
     """The model whose config.json `path` is, or holds.
 
     Raises:
-        DescantError: there is no such file, or it lacks one of the sizes.
+        DescantError: there is no such file, or it lacks one of the sizes, or has one that is none.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
-        config = json.loads(file.read_text())
+        config = json.loads(file.read_text(encoding="utf-8"))
+        config = {name: _size(name, value) if name in SIZES else value for name, value in config.items()}
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         return Model(
             name=file.resolve().parent.name,
@@ -93,7 +98,7 @@ def model_at(path: Path) -> Model:
             layers=config["num_hidden_layers"],
             heads=heads,
             kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or hidden // heads,
+            head_dim=config.get("head_dim") or _size("hidden_size / num_attention_heads", hidden // heads),
             intermediate=config["intermediate_size"],
             vocab=config["vocab_size"],
             tied=bool(config.get("tie_word_embeddings", False)),
@@ -103,7 +108,15 @@ def model_at(path: Path) -> Model:
             f"No configuration at {file} ({error.strerror}): give a Hugging Face model's folder or its config.json, "
             f"or one of {', '.join(MODELS)}."
         ) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DescantError(
             f"{file} is no configuration of a dense decoder-only model ({error}): it needs the sizes of Llama's."
         ) from error
+
+
+def _size(name: str, value: object) -> Any:
+    if value is None and name in OPTIONAL:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
+        raise ValueError(f"its {name} is {str(value)[:40]}")
+    return value

@@ -109,11 +109,7 @@ def simulate(workflows: Sequence[Workflow], scheme: Scheme, machine: Machine, li
                 f"Workflow {workflow.number} has {workflow.tokens} tokens and the pool {limits.pool}: "
                 "give a larger pool or shorter workflows."
             )
-        if any(turn.decode < 1 or turn.prefill < 0 for turn in workflow.turns) or workflow.turns[0].prefill < 1:
-            raise DescantError(
-                f"Workflow {workflow.number} has a turn with nothing to read or to generate: "
-                "give its first turn a prompt and each turn an output of a token at least."
-            )
+        workflow.check()
     simulation = _Simulation(scheme, machine, limits)
     for workflow in workflows:
         simulation.send(workflow, 0, workflow.turns[0].prefill, workflow.arrival)
