@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 import tiny
+import uvloop
 from commands import here, refused
 from deployments import on
 from engine import Server
@@ -654,8 +655,11 @@ def test_the_plots_have_a_panel_for_each_number_of_agents(tmp_path: Path) -> Non
 
 
 @on("llama")
-def test_a_running_server_is_loaded_by_the_schedule(server: Server, tmp_path: Path) -> None:
+def test_a_running_server_is_loaded_by_the_schedule(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From the command to the report: counts as scheduled, KV of one agent read by the other, nothing run twice."""
+    monkeypatch.setattr(asyncio.events, "_event_loop_policy", uvloop.EventLoopPolicy())  # as SGLang sets it
     csv, file = tmp_path / "turns.csv", tmp_path / "bench.jsonl"
     turns = [("plan", 40, 4), ("act", 16, 3), ("act", 0, 1), ("plan", 8, 5)]
     csv.write_text("agent,prefill_len,decode_len\n" + "".join(f"{a},{p},{d}\n" for a, p, d in turns))

@@ -182,7 +182,9 @@ def _run(key: Key, recipe: Recipe, target: Target, vocabulary: Vocabulary, conso
             status.update(f"{_named(key)}: {ended} of {recipe.workflows} workflows have ended")
 
         try:
-            rows, watched = asyncio.run(_load(key, recipe, target, vocabulary, on_end))
+            # uvloop, which SGLang makes the default where it is imported, has a clock that counts whole milliseconds.
+            with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+                rows, watched = runner.run(_load(key, recipe, target, vocabulary, on_end))
         except DescantError as error:
             return Cell(key, error=_why(error, target))
     return Cell(key, rows, watched)
